@@ -1,0 +1,299 @@
+// The op contract: what a model may ask of a device, with every shape written once, here.
+//
+// A model file describes its unfused steps as a Plan (plain data). A Backend turns the plan
+// into a Program: it owns the weights' residence, the activations, and every fusion. A State
+// is one sequence's memory. A Pass pushes rows through a program.
+//
+// Letters: R rows in this pass, O output rows, d model width, V vocabulary, hd head size,
+// H query heads, G key/value heads, S slots of a state. Row-major, f32 activations.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "quant/types.h"
+
+namespace reflex {
+
+// ---- operands ------------------------------------------------------------------------
+
+using WeightId = int32_t;  ///< index into Plan::weights; kNone = absent
+using ValueId = int32_t;   ///< index into Plan::values
+using StateId = int32_t;   ///< index into Plan::states
+using RopeId = int32_t;    ///< index into Plan::ropes
+inline constexpr int32_t kNone = -1;
+
+/// A weight exactly as the file holds it. A matrix W (n_out, n_in) has ne = {n_in, n_out};
+/// row j is n_in values of `type` at data + j * row_bytes(type, n_in). No alignment is
+/// promised beyond the file's (32 bytes by default for the tensor, none for a row).
+struct Weight {
+  std::string name;
+  GgmlType type = GgmlType::F32;
+  int64_t ne[4] = {1, 1, 1, 1};
+  const void* data = nullptr;  ///< in the mapping
+  size_t nbytes = 0;
+  int fd = -1;                 ///< the file it lies in, for loaders that read
+  uint64_t offset = 0;         ///< of data, in that file
+
+  int64_t n_in() const { return ne[0]; }
+  int64_t n_out() const { return ne[1]; }
+};
+
+/// Which rows a value exists for: all R rows of the pass, or only its O output rows.
+enum class Rows : uint8_t { all, outputs };
+
+/// An activation of `width` f32 per row. Single assignment: one op writes it.
+struct ValueSpec {
+  int32_t width = 0;
+  Rows rows = Rows::all;
+};
+
+/// One named piece of a sequence's memory.
+struct StateSpec {
+  enum class Kind : uint8_t { per_token, fixed };
+  std::string name;       ///< e.g. "blk.3.k"
+  Kind kind = Kind::per_token;
+  int32_t width = 0;      ///< values per slot (per_token) or in all (fixed)
+  bool always_f32 = false;  ///< else f16 in fast mode, f32 in exact mode
+};
+
+/// Rotary embedding over the first n_rot dims of each head:
+/// theta_i = position * inv_freq[i], cos and sin times `magnitude`.
+struct RopeSpec {
+  enum class Pairing : uint8_t { adjacent, half };  ///< (2i, 2i+1) or (i, i + n_rot/2)
+  int32_t n_rot = 0;
+  Pairing pairing = Pairing::half;
+  std::vector<float> inv_freq;  ///< n_rot / 2
+  float magnitude = 1.0f;
+};
+
+// ---- ops -----------------------------------------------------------------------------
+
+/// y[r] = E[token[r]]                                   E (V, d); y (R, d)
+struct Embed {
+  WeightId table;
+  ValueId out;
+};
+
+/// y[r, g] = x[r, g] * rsqrt(mean(x[r, g]^2) + eps) * w   over groups of `group` values;
+/// w (group); group == width of x for a plain norm, hd for a per-head norm
+struct RmsNorm {
+  ValueId in, out;
+  WeightId weight;
+  int32_t group;
+  float eps;
+};
+
+/// y[r] = W x[r] + b                                    W (n_out, n_in), b (n_out) or kNone
+struct Linear {
+  ValueId in, out;
+  WeightId weight;
+  WeightId bias = kNone;
+};
+
+/// y = rotate(x) per head by the row's position          x, y (R, n_heads * hd)
+struct Rope {
+  ValueId in, out;
+  RopeId rope;
+  int32_t n_heads;
+};
+
+/// Each row writes k, v to its slot, then, with s over the row's ancestors and itself:
+/// o[r, h] = sum_s softmax_s(scale * q[r, h] . K[s, h / (H/G)]) V[s, h / (H/G)]
+/// q, out (R or O, H * hd); k (R, G * hd); v (R, G * hd_v); K, V are the states' slots.
+/// q may live on output rows only while k, v are on all rows.
+struct Attention {
+  ValueId q, k, v, out;
+  StateId k_state, v_state;
+  int32_t n_heads, n_kv_heads, head_dim, v_head_dim;
+  float scale;
+};
+
+/// y = silu(gate) * up
+struct SwiGlu {
+  ValueId gate, up, out;
+};
+
+/// y = a + b
+struct Add {
+  ValueId a, b, out;
+};
+
+/// y[o] = x[outputs[o]]: from here on only output rows are computed
+struct SelectOutputs {
+  ValueId in, out;
+};
+
+/// logits[o] = W x[o], all V of them or only the gathered ids, as Pass::head says.
+/// Always the last op.                                  W (V, d); x (O, d)
+struct Head {
+  ValueId in;
+  WeightId weight;
+  WeightId bias = kNone;
+};
+
+using Op = std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head>;
+
+/// A model as data: what a model file emits and a backend compiles.
+struct Plan {
+  std::vector<Weight> weights;
+  std::vector<ValueSpec> values;
+  std::vector<StateSpec> states;
+  std::vector<RopeSpec> ropes;
+  std::vector<Op> ops;
+  int32_t n_layers = 0;
+  int32_t n_vocab = 0;
+  int32_t n_embd = 0;
+  int32_t n_ctx_train = 0;
+};
+
+// ---- passes --------------------------------------------------------------------------
+
+enum class HeadMode : uint8_t {
+  none,    ///< no logits (a prefill chunk that is not the last)
+  full,    ///< all V logits of every output row
+  gather,  ///< of output row o, the logits of gather_ids[gather_begin[o] .. gather_begin[o+1])
+};
+
+/// R rows. Row r becomes slot first_slot + r of the state; its parent is an earlier slot (or
+/// -1: none), and it sees its chain of ancestors and itself. A plain prompt is a chain:
+/// parent = slot - 1. Slots below first_slot must have been written by earlier passes.
+struct Pass {
+  std::span<const int32_t> tokens;     ///< (R)
+  std::span<const int32_t> positions;  ///< (R)
+  std::span<const int32_t> parents;    ///< (R), slots
+  int32_t first_slot = 0;
+  std::span<const int32_t> outputs;    ///< (O) row indices, ascending
+  HeadMode head = HeadMode::none;
+  std::span<const int32_t> gather_ids;
+  std::span<const int32_t> gather_begin;  ///< (O + 1)
+};
+
+/// What a row sees, worked out once per pass for every layer: slots [0, prefix) and the
+/// listed extra slots (ascending, the row's own slot last). For a chain extra is empty and
+/// prefix counts the row itself.
+struct Visibility {
+  std::vector<int32_t> prefix;       ///< (R)
+  std::vector<int32_t> extra;        ///< concatenated
+  std::vector<int32_t> extra_begin;  ///< (R + 1)
+  bool chain = true;                 ///< every row: extra empty
+};
+
+/// The tree of slots behind a state: whose parent is whose. Shared by all backends.
+class SlotTree {
+ public:
+  /// Enter a pass's rows and return what each of them sees. Throws Error(invalid_input) on a
+  /// parent that is not an earlier slot.
+  Visibility extend(const Pass& pass);
+  /// Forget slots at and above n.
+  void truncate(int32_t n);
+  int32_t size() const { return static_cast<int32_t>(parent_.size()); }
+
+ private:
+  std::vector<int32_t> parent_;       // of slot s
+  std::vector<int32_t> chain_prefix_;  // n such that slot s sees exactly [0, n) plus its tree ancestors
+};
+
+// ---- devices -------------------------------------------------------------------------
+
+/// How a token is drawn from a row of logits. Greedy when temperature is 0.
+/// Order: logit_bias, penalties, then temperature, top_k, top_p, min_p, draw.
+struct SampleSpec {
+  float temperature = 0.0f;
+  int32_t top_k = 0;      ///< 0: all
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  float frequency_penalty = 0.0f;
+  float presence_penalty = 0.0f;
+  float random = 0.0f;    ///< the draw, uniform in [0, 1)
+  struct Count {
+    int32_t id;
+    int32_t in_output;    ///< occurrences in the output so far
+    bool seen;            ///< in prompt or output (repetition_penalty)
+  };
+  std::span<const Count> counts{};
+  struct Bias {
+    int32_t id;
+    float bias;
+  };
+  std::span<const Bias> bias{};
+  std::span<const uint32_t> allowed{};  ///< bitmask over V (constraint); empty: all
+};
+
+struct TokenLogprob {
+  int32_t id = -1;
+  float logprob = 0.0f;
+};
+
+/// One sequence's memory on a device.
+class State {
+ public:
+  virtual ~State() = default;
+  SlotTree slots;
+  /// Forget slots at and above n (fixed states cannot go back and are untouched).
+  virtual void truncate(int32_t n) { slots.truncate(n); }
+  /// Bytes now held on the device.
+  virtual size_t bytes() const = 0;
+};
+
+/// A compiled plan with its weights. Runs one pass at a time.
+class Program {
+ public:
+  virtual ~Program() = default;
+  virtual std::unique_ptr<State> new_state() = 0;
+  /// Largest R that run() takes; callers split longer passes.
+  virtual int32_t max_rows() const = 0;
+  virtual void run(State& state, const Pass& pass) = 0;
+
+  // Results of the last run(), valid until the next. o indexes its output rows.
+  /// HeadMode::full: the V logits of row o, on the host (copied when they are elsewhere).
+  virtual std::span<const float> logits(int32_t o) = 0;
+  /// HeadMode::gather: the gathered logits of row o, in the order asked.
+  virtual std::span<const float> gathered(int32_t o) = 0;
+  /// HeadMode::full: log(sum_v exp(logit[v])) of row o, summed in f64 or better than f32.
+  virtual double log_sum_exp(int32_t o) = 0;
+  /// HeadMode::full: index of the largest logit, the first on a tie; NaN never wins.
+  virtual int32_t argmax(int32_t o) = 0;
+  virtual int32_t sample(int32_t o, const SampleSpec& spec) = 0;
+  /// HeadMode::full: the n largest logits of row o as log-probabilities, best first, ties by id.
+  virtual std::vector<TokenLogprob> top_logprobs(int32_t o, int32_t n) = 0;
+
+  /// Bytes of weights resident and of activation memory, for reports.
+  virtual size_t weight_bytes() const = 0;
+  virtual size_t scratch_bytes() const = 0;
+};
+
+struct ProgramOptions {
+  int32_t n_ctx = 0;      ///< most slots a state may hold
+  bool exact = false;     ///< f32 activations and f32 state everywhere
+  int32_t max_rows = 512; ///< wanted chunk size
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const char* name() const = 0;         ///< "cpu", "cuda"
+  virtual std::string description() const = 0;  ///< e.g. "CPU avx512vnni, 2 threads"
+  /// Takes the plan; weights' mappings must outlive the program. Error(unsupported) names the
+  /// op or the tensor and type that the backend cannot run; Error(out_of_memory) names need
+  /// and have.
+  virtual std::unique_ptr<Program> compile(Plan plan, const ProgramOptions& options) = 0;
+};
+
+/// threads 0: what the machine and the cgroup allow. isa "": the best the machine has; else
+/// "portable", "avx2", "avx512vnni" (tests, doctor).
+std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string& isa = "");
+
+/// device_index into the visible devices. Error(cuda) where there is no driver or card.
+std::unique_ptr<Backend> make_cuda_backend(int device_index);
+/// Whether the core was built with CUDA, and how many devices there are (0 without a driver).
+bool cuda_built();
+int cuda_device_count();
+
+}  // namespace reflex

@@ -1,0 +1,13 @@
+// Stands in for backend/cuda where the core is built without CUDA, so that callers need no #ifdef.
+#include "backend/backend.h"
+
+namespace reflex {
+
+bool cuda_built() { return false; }
+int cuda_device_count() { return 0; }
+
+std::unique_ptr<Backend> make_cuda_backend(int) {
+  fail(ErrorKind::cuda, "this build has no CUDA kernels: it was built without nvcc (REFLEX_CUDA)");
+}
+
+}  // namespace reflex

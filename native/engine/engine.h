@@ -1,0 +1,169 @@
+// A loaded model (Engine) and the two kinds of request that run on it, step by step:
+// Generation (tokens) and Scoring (system1). The caller drives: one step is one prefill chunk
+// or one token, so that between steps it can look at the world. One request at a time.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace reflex {
+
+class Tokenizer;
+namespace gguf {
+class File;
+}
+
+struct EngineOptions {
+  std::string model_path;
+  std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
+  int threads = 0;              ///< 0: what the machine and its cgroup allow
+  int ctx = 0;                  ///< cap on the context, 0: the model's own
+  bool exact = false;           ///< f32 activations and f32 KV
+  std::string isa;              ///< CPU only: force an instruction set (tests)
+  int chunk = 512;              ///< rows per prefill chunk
+};
+
+/// Milliseconds of the phases so far, on the clock of base/clock.h. Names as in protocol.md.
+struct Phases {
+  double launch = 0;       ///< process start to the first native line
+  double gguf_open = 0;
+  double cuda_init = 0;
+  double model_load = 0;
+  double tokenizer = 0;    ///< building it
+  double ready_at = 0;     ///< ms since process start when the engine was usable
+};
+
+struct ModelInfo {
+  std::string path, name, architecture, file_type, device, tokenizer_model, tokenizer_pre, chat_template;
+  int n_layers = 0, n_embd = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, n_vocab = 0;
+  int n_ctx_train = 0, n_ctx = 0;
+  uint64_t file_bytes = 0, n_params = 0;
+  std::vector<std::pair<std::string, int>> tensor_types;  ///< type name, count
+  bool exact = false;
+  bool tokenizer_known = true;
+};
+
+/// Wall milliseconds of one request.
+struct Timings {
+  double tokenize = 0, prompt_eval = 0, decode = 0, first_token_at = 0, total = 0;
+};
+
+struct Usage {
+  int prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+};
+
+struct LogprobEntry {
+  int32_t token_id = -1;
+  double logprob = 0;
+  std::vector<std::pair<int32_t, double>> top;
+};
+
+struct PromptSpec {
+  std::optional<std::string> text;              ///< exactly one of text and ids
+  std::optional<std::vector<int32_t>> ids;
+  bool parse_special = true;
+  std::vector<std::pair<size_t, size_t>> literal_spans;
+  std::optional<bool> add_bos;                  ///< absent: as the model says
+};
+
+struct GenerateRequest {
+  PromptSpec prompt;
+  int max_tokens = 32;
+  float temperature = 0.0f;                     ///< 0: greedy
+  int top_k = 0;
+  float top_p = 1.0f, min_p = 0.0f;
+  float repetition_penalty = 1.0f, frequency_penalty = 0.0f, presence_penalty = 0.0f;
+  std::optional<uint64_t> seed;                 ///< absent: drawn, and told
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  std::optional<int> logprobs, prompt_logprobs;
+  bool skip_special = true;
+  std::optional<int> timeout_ms;
+};
+
+enum class ScoreKind { automatic, logit_sum, logprob_sum, logprob_mean };
+
+struct ScoreRequest {
+  PromptSpec prompt;
+  std::vector<std::string> candidates;                   ///< or candidate_ids
+  std::vector<std::vector<int32_t>> candidate_ids;
+  bool use_ids = false;
+  ScoreKind score = ScoreKind::automatic;
+  double temperature = 1.0;
+  std::optional<int> timeout_ms;
+};
+
+struct CandidateScore {
+  std::string text;
+  std::vector<int32_t> token_ids;
+  double score = 0, probability = 0;
+};
+
+/// What one step brought.
+struct StepEvent {
+  enum class Kind { progress, token, done } kind = Kind::progress;
+  int done = 0, total = 0;        ///< progress: prompt tokens evaluated
+  int32_t token_id = -1;          ///< token
+  std::string text;               ///< token: whole characters now certain (may be empty)
+  std::optional<LogprobEntry> logprob;
+};
+
+class Generation {
+ public:
+  virtual ~Generation() = default;
+  /// Runs one prefill chunk or one token. After Kind::done the results below are final.
+  virtual StepEvent step() = 0;
+  virtual const std::vector<int32_t>& token_ids() const = 0;
+  virtual const std::string& text() const = 0;
+  virtual const std::string& finish_reason() const = 0;  ///< "stop", "length", "timeout"
+  virtual const std::optional<std::string>& stop_match() const = 0;
+  virtual const std::vector<LogprobEntry>& logprobs() const = 0;
+  virtual const std::vector<LogprobEntry>& prompt_logprobs() const = 0;
+  virtual uint64_t seed() const = 0;
+  virtual Usage usage() const = 0;
+  virtual Timings timings() const = 0;
+};
+
+class Scoring {
+ public:
+  virtual ~Scoring() = default;
+  virtual StepEvent step() = 0;  ///< progress, then done
+  virtual const std::vector<CandidateScore>& candidates() const = 0;
+  virtual double entropy_bits() const = 0;
+  virtual int best_index() const = 0;
+  virtual const char* score_kind() const = 0;
+  virtual Usage usage() const = 0;
+  virtual Timings timings() const = 0;
+};
+
+class Engine {
+ public:
+  /// Throws Error. `poll` is called now and then while the model loads (may be empty).
+  static std::unique_ptr<Engine> load(const EngineOptions& options, const std::function<void()>& poll = {});
+  virtual ~Engine() = default;
+  virtual const ModelInfo& info() const = 0;
+  virtual const Phases& phases() const = 0;
+  virtual const Tokenizer& tokenizer() const = 0;
+  virtual const gguf::File& file() const = 0;
+  /// Ids of a prompt, BOS by the model's rule or as asked.
+  virtual std::vector<int32_t> encode(const PromptSpec& prompt) const = 0;
+  /// Checks the request (Error before any work) and readies it. It must end before the engine.
+  virtual std::unique_ptr<Generation> generate(const GenerateRequest& request) = 0;
+  virtual std::unique_ptr<Scoring> score(const ScoreRequest& request) = 0;
+  /// Raw logits (O, V) of a prompt's rows `outputs`, for tests and `reflex check`.
+  virtual std::vector<float> logits(const std::vector<int32_t>& ids, const std::vector<int32_t>& outputs,
+                                    int chunk) = 0;
+  /// One hidden step, so that a resident worker's first request is as fast as its second.
+  virtual void warm_up() = 0;
+};
+
+}  // namespace reflex

@@ -1,0 +1,124 @@
+"""The native core (nanobind). Every call that computes or reads a file releases the GIL."""
+
+from typing import Any, Callable, Literal, Sequence
+
+class ReflexError(Exception):
+    """Any failure of the core. `kind` is the protocol's error_kind."""
+
+    kind: str
+
+class Event:
+    """What one step brought: kind 'progress' (done, total), 'token' or 'done'."""
+
+    kind: Literal["progress", "token", "done"]
+    done: int
+    total: int
+    token_id: int
+    text: str
+    logprob: float | None
+    top_logprobs: list[tuple[int, float]]
+
+class Generation:
+    """A running generate request. Drop it to cancel."""
+
+    def step(self) -> Event:
+        """Run one prefill chunk or one token."""
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    stop_match: str | None
+    logprobs: list[tuple[int, float, list[tuple[int, float]]]]
+    prompt_logprobs: list[tuple[int, float, list[tuple[int, float]]]]
+    seed: int
+    usage: dict[str, int]
+    timings: dict[str, float]
+
+class Scoring:
+    """A running system1 request. Drop it to cancel."""
+
+    def step(self) -> Event: ...
+    candidates: list[tuple[str, list[int], float, float]]  # text, token_ids, score, probability
+    entropy: float
+    best_index: int
+    score_kind: str
+    usage: dict[str, int]
+    timings: dict[str, float]
+
+class Engine:
+    """A loaded model. One request at a time."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        threads: int = 0,
+        ctx: int = 0,
+        exact: bool = False,
+        isa: str = "",
+        chunk: int = 512,
+        poll: Callable[[], None] | None = None,
+    ) -> None: ...
+    info: dict[str, Any]
+    phases: dict[str, float]
+    def tokenize(
+        self,
+        text: str,
+        *,
+        parse_special: bool = True,
+        literal_spans: Sequence[tuple[int, int]] = (),
+        add_bos: bool | None = None,
+    ) -> list[int]: ...
+    def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str: ...
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        parse_special: bool = True,
+        literal_spans: Sequence[tuple[int, int]] = (),
+        add_bos: bool | None = None,
+        max_tokens: int = 32,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: dict[int, float] | None = None,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        skip_special: bool = True,
+        timeout_ms: int | None = None,
+    ) -> Generation:
+        """Check the request (ReflexError before any work) and ready it; step() runs it."""
+    def score(
+        self,
+        prompt: str | None = None,
+        candidates: Sequence[str] | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        candidate_token_ids: Sequence[Sequence[int]] | None = None,
+        parse_special: bool = True,
+        literal_spans: Sequence[tuple[int, int]] = (),
+        add_bos: bool | None = None,
+        score: str = "auto",
+        temperature: float = 1.0,
+        timeout_ms: int | None = None,
+    ) -> Scoring: ...
+    def logits(self, token_ids: Sequence[int], outputs: Sequence[int], *, chunk: int = 0) -> list[list[float]]:
+        """Raw logits of the given rows of a prompt (tests, `reflex check`)."""
+    def warm_up(self) -> None: ...
+
+def gguf_info(path: str) -> dict[str, Any]:
+    """Metadata, tensor types and whether Reflex will run the file, without loading it."""
+
+def now_ms() -> float: ...
+def process_start_ms() -> float: ...
+def build_info() -> dict[str, Any]:
+    """version, cuda_built, nvcc, isa (best), compiler."""
