@@ -37,8 +37,8 @@ struct Weight {
   int64_t ne[4] = {1, 1, 1, 1};
   const void* data = nullptr;  ///< in the mapping
   size_t nbytes = 0;
-  int fd = -1;                 ///< the file it lies in, for loaders that read
-  uint64_t offset = 0;         ///< of data, in that file
+  int fd = -1;          ///< the file it lies in, for loaders that read
+  uint64_t offset = 0;  ///< of data, in that file
 
   int64_t n_in() const { return ne[0]; }
   int64_t n_out() const { return ne[1]; }
@@ -56,9 +56,9 @@ struct ValueSpec {
 /// One named piece of a sequence's memory.
 struct StateSpec {
   enum class Kind : uint8_t { per_token, fixed };
-  std::string name;       ///< e.g. "blk.3.k"
+  std::string name;  ///< e.g. "blk.3.k"
   Kind kind = Kind::per_token;
-  int32_t width = 0;      ///< values per slot (per_token) or in all (fixed)
+  int32_t width = 0;        ///< values per slot (per_token) or in all (fixed)
   bool always_f32 = false;  ///< else f16 in fast mode, f32 in exact mode
 };
 
@@ -168,7 +168,7 @@ struct Pass {
   std::span<const int32_t> positions;  ///< (R)
   std::span<const int32_t> parents;    ///< (R), slots
   int32_t first_slot = 0;
-  std::span<const int32_t> outputs;    ///< (O) row indices, ascending
+  std::span<const int32_t> outputs;  ///< (O) row indices, ascending
   HeadMode head = HeadMode::none;
   std::span<const int32_t> gather_ids;
   std::span<const int32_t> gather_begin;  ///< (O + 1)
@@ -195,7 +195,7 @@ class SlotTree {
   int32_t size() const { return static_cast<int32_t>(parent_.size()); }
 
  private:
-  std::vector<int32_t> parent_;       // of slot s
+  std::vector<int32_t> parent_;        // of slot s
   std::vector<int32_t> chain_prefix_;  // n such that slot s sees exactly [0, n) plus its tree ancestors
 };
 
@@ -205,17 +205,17 @@ class SlotTree {
 /// Order: logit_bias, penalties, then temperature, top_k, top_p, min_p, draw.
 struct SampleSpec {
   float temperature = 0.0f;
-  int32_t top_k = 0;      ///< 0: all
+  int32_t top_k = 0;  ///< 0: all
   float top_p = 1.0f;
   float min_p = 0.0f;
   float repetition_penalty = 1.0f;
   float frequency_penalty = 0.0f;
   float presence_penalty = 0.0f;
-  float random = 0.0f;    ///< the draw, uniform in [0, 1)
+  float random = 0.0f;  ///< the draw, uniform in [0, 1)
   struct Count {
     int32_t id;
-    int32_t in_output;    ///< occurrences in the output so far
-    bool seen;            ///< in prompt or output (repetition_penalty)
+    int32_t in_output;  ///< occurrences in the output so far
+    bool seen;          ///< in prompt or output (repetition_penalty)
   };
   std::span<const Count> counts{};
   struct Bias {
@@ -270,9 +270,9 @@ class Program {
 };
 
 struct ProgramOptions {
-  int32_t n_ctx = 0;      ///< most slots a state may hold
-  bool exact = false;     ///< f32 activations and f32 state everywhere
-  int32_t max_rows = 512; ///< wanted chunk size
+  int32_t n_ctx = 0;       ///< most slots a state may hold
+  bool exact = false;      ///< f32 activations and f32 state everywhere
+  int32_t max_rows = 512;  ///< wanted chunk size
 };
 
 class Backend {

@@ -18,8 +18,8 @@ Visibility SlotTree::extend(const Pass& pass) {
     const int32_t slot = pass.first_slot + static_cast<int32_t>(r), parent = pass.parents[r];
     if (parent < -1 || parent >= slot) {
       truncate(pass.first_slot);
-      fail(ErrorKind::invalid_input, "row %zu (slot %d) has parent %d, expected -1 or an earlier slot", r, slot,
-           parent);
+      fail(ErrorKind::invalid_input, "row %zu (slot %d) has parent %d, expected -1 or an earlier slot", r,
+           slot, parent);
     }
     // A slot whose parent is the slot just before it, with nothing but a chain behind, extends
     // the chain; any other starts or continues a branch off the chain it hangs from.

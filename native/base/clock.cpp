@@ -1,9 +1,10 @@
 #include "base/clock.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <unistd.h>
 
 namespace reflex {
 
@@ -23,8 +24,9 @@ static double read_process_start() {
   // comm may hold spaces and brackets: fields count from the last ')'. starttime is field 22.
   const char* p = std::strrchr(buf, ')');
   unsigned long long ticks = 0;
-  if (!p || std::sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-                        &ticks) != 1)
+  if (!p ||
+      std::sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                  &ticks) != 1)
     return now_ms();
   return static_cast<double>(ticks) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
 }

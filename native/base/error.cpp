@@ -7,10 +7,23 @@ namespace reflex {
 
 const char* error_kind_name(ErrorKind kind) {
   static const char* const names[] = {
-      "gguf",          "unsupported_architecture", "cuda",          "out_of_memory", "tokenizer",
-      "context_overflow", "kv_cache",              "lora",          "io",            "invalid_input",
-      "cancelled",     "busy",                     "shutting_down", "line_too_long", "unsupported",
-      "fatal",         "other",
+      "gguf",
+      "unsupported_architecture",
+      "cuda",
+      "out_of_memory",
+      "tokenizer",
+      "context_overflow",
+      "kv_cache",
+      "lora",
+      "io",
+      "invalid_input",
+      "cancelled",
+      "busy",
+      "shutting_down",
+      "line_too_long",
+      "unsupported",
+      "fatal",
+      "other",
   };
   static_assert(sizeof(names) / sizeof(names[0]) == static_cast<size_t>(ErrorKind::other) + 1);
   return names[static_cast<size_t>(kind)];

@@ -25,7 +25,7 @@ inline uint16_t f32_to_f16(float f) {
   if (a >= 0x7F800000u)
     return static_cast<uint16_t>(sign | 0x7C00u | (a > 0x7F800000u ? 0x200u | ((a >> 13) & 0x3FFu) : 0));
   if (a >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);
-  if (a < 0x38800000u) {  // subnormal in f16: let the f32 adder round
+  if (a < 0x38800000u) {                             // subnormal in f16: let the f32 adder round
     const float v = std::bit_cast<float>(a) + 0.5f;  // 0.5 has an ulp of 2^-24
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(v) - 0x3F000000u));
   }

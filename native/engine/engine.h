@@ -32,12 +32,12 @@ struct EngineOptions {
 
 /// Milliseconds of the phases so far, on the clock of base/clock.h. Names as in protocol.md.
 struct Phases {
-  double launch = 0;       ///< process start to the first native line
+  double launch = 0;  ///< process start to the first native line
   double gguf_open = 0;
   double cuda_init = 0;
   double model_load = 0;
-  double tokenizer = 0;    ///< building it
-  double ready_at = 0;     ///< ms since process start when the engine was usable
+  double tokenizer = 0;  ///< building it
+  double ready_at = 0;   ///< ms since process start when the engine was usable
 };
 
 struct ModelInfo {
@@ -66,21 +66,21 @@ struct LogprobEntry {
 };
 
 struct PromptSpec {
-  std::optional<std::string> text;              ///< exactly one of text and ids
+  std::optional<std::string> text;  ///< exactly one of text and ids
   std::optional<std::vector<int32_t>> ids;
   bool parse_special = true;
   std::vector<std::pair<size_t, size_t>> literal_spans;
-  std::optional<bool> add_bos;                  ///< absent: as the model says
+  std::optional<bool> add_bos;  ///< absent: as the model says
 };
 
 struct GenerateRequest {
   PromptSpec prompt;
   int max_tokens = 32;
-  float temperature = 0.0f;                     ///< 0: greedy
+  float temperature = 0.0f;  ///< 0: greedy
   int top_k = 0;
   float top_p = 1.0f, min_p = 0.0f;
   float repetition_penalty = 1.0f, frequency_penalty = 0.0f, presence_penalty = 0.0f;
-  std::optional<uint64_t> seed;                 ///< absent: drawn, and told
+  std::optional<uint64_t> seed;  ///< absent: drawn, and told
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
@@ -94,7 +94,7 @@ enum class ScoreKind { automatic, logit_sum, logprob_sum, logprob_mean };
 
 struct ScoreRequest {
   PromptSpec prompt;
-  std::vector<std::string> candidates;                   ///< or candidate_ids
+  std::vector<std::string> candidates;  ///< or candidate_ids
   std::vector<std::vector<int32_t>> candidate_ids;
   bool use_ids = false;
   ScoreKind score = ScoreKind::automatic;
@@ -111,9 +111,9 @@ struct CandidateScore {
 /// What one step brought.
 struct StepEvent {
   enum class Kind { progress, token, done } kind = Kind::progress;
-  int done = 0, total = 0;        ///< progress: prompt tokens evaluated
-  int32_t token_id = -1;          ///< token
-  std::string text;               ///< token: whole characters now certain (may be empty)
+  int done = 0, total = 0;  ///< progress: prompt tokens evaluated
+  int32_t token_id = -1;    ///< token
+  std::string text;         ///< token: whole characters now certain (may be empty)
   std::optional<LogprobEntry> logprob;
 };
 

@@ -1,0 +1,144 @@
+#include "models/builder.h"
+
+#include <cstring>
+#include <utility>
+
+#include "quant/dequantize.h"
+
+namespace reflex {
+
+namespace {
+
+std::string shape_text(const uint64_t* ne, uint32_t n_dims) {
+  std::string s = "[";
+  for (uint32_t i = 0; i < n_dims; ++i) s += (i ? ", " : "") + std::to_string(ne[i]);
+  return s + "]";
+}
+
+const gguf::TensorInfo& require(const gguf::File& file, const std::string& name, int64_t n_in,
+                                int64_t n_out) {
+  const gguf::TensorInfo* t = file.find_tensor(name);
+  const uint64_t want[2] = {static_cast<uint64_t>(n_in), static_cast<uint64_t>(n_out)};
+  const std::string expected = shape_text(want, n_out == 1 ? 1 : 2);
+  if (!t) fail(ErrorKind::gguf, "tensor '%s' is missing (expected shape %s)", name.c_str(), expected.c_str());
+  if (t->ne[0] != want[0] || t->ne[1] != want[1] || t->ne[2] != 1 || t->ne[3] != 1)
+    fail(ErrorKind::gguf, "tensor '%s': expected shape %s, found %s", name.c_str(), expected.c_str(),
+         shape_text(t->ne, t->n_dims).c_str());
+  if (!can_dequantize(t->type))
+    fail(ErrorKind::unsupported, "tensor '%s': type %s holds no weights that can be computed with",
+         name.c_str(), type_info(t->type).name);
+  return *t;
+}
+
+const gguf::TensorInfo& require_f32(const gguf::File& file, const std::string& name, int64_t n) {
+  const gguf::TensorInfo& t = require(file, name, n, 1);
+  if (t.type != GgmlType::F32)
+    fail(ErrorKind::unsupported, "tensor '%s': expected type F32, found %s", name.c_str(),
+         type_info(t.type).name);
+  return t;
+}
+
+}  // namespace
+
+std::string block_name(int32_t layer, std::string_view name) {
+  return "blk." + std::to_string(layer) + "." + std::string(name);
+}
+
+Builder::Builder(const gguf::File& file, Config config) : file_(file), config_(std::move(config)) {
+  plan_.n_layers = config_.n_layers;
+  plan_.n_embd = config_.n_embd;
+  plan_.n_vocab = config_.n_vocab;
+  plan_.n_ctx_train = config_.n_ctx_train;
+  plan_.ops.reserve(static_cast<size_t>(config_.n_layers) * 20 + 8);
+}
+
+WeightId Builder::bind(const gguf::TensorInfo& t) {
+  Weight w;
+  w.name = std::string(t.name);
+  w.type = t.type;
+  for (int i = 0; i < 4; ++i) w.ne[i] = static_cast<int64_t>(t.ne[i]);
+  w.data = t.data;
+  w.nbytes = t.nbytes;
+  w.fd = file_.parts()[t.part].fd;
+  w.offset = t.offset;
+  plan_.weights.push_back(std::move(w));
+  return static_cast<WeightId>(plan_.weights.size()) - 1;
+}
+
+WeightId Builder::matrix(const std::string& name, int64_t n_in, int64_t n_out) {
+  return bind(require(file_, name, n_in, n_out));
+}
+
+WeightId Builder::vector(const std::string& name, int64_t n) { return bind(require_f32(file_, name, n)); }
+
+std::vector<float> Builder::host_vector(const std::string& name, int64_t n) {
+  std::vector<float> v(static_cast<size_t>(n));
+  std::memcpy(v.data(), require_f32(file_, name, n).data, v.size() * sizeof(float));
+  return v;
+}
+
+WeightId Builder::optional_vector(const std::string& name, int64_t n) {
+  return has(name) ? vector(name, n) : kNone;
+}
+
+ValueId Builder::value(int32_t width, Rows rows) {
+  plan_.values.push_back({width, rows});
+  return static_cast<ValueId>(plan_.values.size()) - 1;
+}
+
+template <class T>
+ValueId Builder::push(int32_t width, Rows rows, T op) {
+  const ValueId out = value(width, rows);
+  op.out = out;
+  plan_.ops.emplace_back(op);
+  return out;
+}
+
+ValueId Builder::embed(WeightId table) { return push(config_.n_embd, Rows::all, Embed{table, kNone}); }
+
+ValueId Builder::rms_norm(ValueId x, WeightId w, int32_t group) {
+  return push(spec(x).width, spec(x).rows, RmsNorm{x, kNone, w, group, config_.norm_eps});
+}
+
+ValueId Builder::linear(ValueId x, WeightId w, WeightId bias) {
+  const auto n_out = static_cast<int32_t>(plan_.weights[static_cast<size_t>(w)].n_out());
+  return push(n_out, spec(x).rows, Linear{x, kNone, w, bias});
+}
+
+RopeId Builder::rope_table(RopeSpec::Pairing pairing, const std::vector<float>& divisors) {
+  plan_.ropes.push_back(
+      {config_.n_rot, pairing, rope_inv_freq(config_, divisors), rope_magnitude(config_.rope_scaling)});
+  return static_cast<RopeId>(plan_.ropes.size()) - 1;
+}
+
+ValueId Builder::rope(ValueId x, RopeId table, int32_t n_heads) {
+  return push(spec(x).width, spec(x).rows, Rope{x, kNone, table, n_heads});
+}
+
+ValueId Builder::attention(int32_t layer, ValueId q, ValueId k, ValueId v) {
+  const Config& c = config_;
+  const auto state = static_cast<StateId>(plan_.states.size());
+  plan_.states.push_back(
+      {block_name(layer, "k"), StateSpec::Kind::per_token, c.n_kv_heads * c.head_dim, false});
+  plan_.states.push_back(
+      {block_name(layer, "v"), StateSpec::Kind::per_token, c.n_kv_heads * c.v_head_dim, false});
+  return push(c.n_heads * c.v_head_dim, spec(q).rows,
+              Attention{q, k, v, kNone, state, state + 1, c.n_heads, c.n_kv_heads, c.head_dim, c.v_head_dim,
+                        c.attn_scale});
+}
+
+ValueId Builder::swiglu(ValueId gate, ValueId up) {
+  return push(spec(gate).width, spec(gate).rows, SwiGlu{gate, up, kNone});
+}
+
+ValueId Builder::add(ValueId a, ValueId b) { return push(spec(a).width, spec(a).rows, Add{a, b, kNone}); }
+
+ValueId Builder::select_outputs(ValueId x) {
+  return push(spec(x).width, Rows::outputs, SelectOutputs{x, kNone});
+}
+
+void Builder::head(ValueId x, WeightId w) { plan_.ops.emplace_back(Head{x, w, kNone}); }
+
+Plan Builder::finish() && { return std::move(plan_); }
+
+}  // namespace reflex

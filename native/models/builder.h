@@ -1,0 +1,60 @@
+// Writes a Plan while a model file spells out its steps. Binds tensors by their GGUF names and
+// checks each one's shape and type as it does; knows nothing of any device.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "backend/backend.h"
+#include "gguf/gguf.h"
+#include "models/config.h"
+
+namespace reflex {
+
+class Builder {
+ public:
+  Builder(const gguf::File& file, Config config);
+  const Config& config() const { return config_; }
+  const gguf::File& file() const { return file_; }
+
+  // -- tensors: Error(gguf) names the tensor, what was expected and what was found ----------
+  /// W (n_out, n_in), any type that holds weights
+  WeightId matrix(const std::string& name, int64_t n_in, int64_t n_out);
+  /// (n) in F32, as the converter keeps every 1-D tensor
+  WeightId vector(const std::string& name, int64_t n);
+  /// the same, or kNone where the file has none
+  WeightId optional_vector(const std::string& name, int64_t n);
+  /// an F32 vector's values, for tables that the model works out on the host
+  std::vector<float> host_vector(const std::string& name, int64_t n);
+  bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
+
+  // -- steps ------------------------------------------------------------------------------
+  ValueId embed(WeightId table);
+  ValueId rms_norm(ValueId x, WeightId w, int32_t group);
+  ValueId linear(ValueId x, WeightId w, WeightId bias = kNone);
+  RopeId rope_table(RopeSpec::Pairing pairing, const std::vector<float>& divisors = {});
+  ValueId rope(ValueId x, RopeId table, int32_t n_heads);
+  /// adds the layer's two states "blk.N.k" and "blk.N.v"
+  ValueId attention(int32_t layer, ValueId q, ValueId k, ValueId v);
+  ValueId swiglu(ValueId gate, ValueId up);
+  ValueId add(ValueId a, ValueId b);
+  ValueId select_outputs(ValueId x);
+  void head(ValueId x, WeightId w);
+
+  Plan finish() &&;
+
+ private:
+  WeightId bind(const gguf::TensorInfo& t);
+  ValueId value(int32_t width, Rows rows);
+  const ValueSpec& spec(ValueId v) const { return plan_.values[static_cast<size_t>(v)]; }
+  template <class T>
+  ValueId push(int32_t width, Rows rows, T op);
+
+  const gguf::File& file_;
+  Config config_;
+  Plan plan_;
+};
+
+/// "blk.3." + name
+std::string block_name(int32_t layer, std::string_view name);
+
+}  // namespace reflex

@@ -1,0 +1,77 @@
+// x = E[token]
+// per layer:  x += Wo attention(rope(norm(Wq h)), rope(norm(Wk h)), Wv h)   h = rms_norm(x)
+//             x += Wdown (silu(Wgate h) * Wup h)                            h = rms_norm(x)
+// logits = Whead rms_norm(x)
+#include "models/dense.h"
+
+namespace reflex {
+
+namespace {
+
+WeightId bias(Builder& b, const DenseTraits& traits, const std::string& name, int64_t n) {
+  return traits.require_bias ? b.vector(name, n) : b.optional_vector(name, n);
+}
+
+// Llama 3's frequency scaling lives in no key: this tensor divides the frequencies.
+std::vector<float> rope_divisors(Builder& b) {
+  if (!b.has("rope_freqs.weight")) return {};
+  std::vector<float> divisors = b.host_vector("rope_freqs.weight", b.config().n_rot / 2);
+  for (float d : divisors)
+    if (!(d > 0))
+      fail(ErrorKind::gguf, "tensor 'rope_freqs.weight': expected positive divisors, found %g", d);
+  return divisors;
+}
+
+ValueId attention_block(Builder& b, const DenseTraits& traits, RopeId rope, int32_t i, ValueId x, bool last) {
+  const Config& c = b.config();
+  const auto t = [&](const char* name) { return block_name(i, name); };
+  const int32_t nq = c.n_heads * c.head_dim, nk = c.n_kv_heads * c.head_dim, nv = c.n_kv_heads * c.v_head_dim;
+
+  const ValueId h = b.rms_norm(x, b.vector(t("attn_norm.weight"), c.n_embd), c.n_embd);
+  // Every row's k and v are needed by later tokens; of the last layer's queries only the outputs'.
+  const ValueId hq = last ? b.select_outputs(h) : h;
+  ValueId q = b.linear(hq, b.matrix(t("attn_q.weight"), c.n_embd, nq), bias(b, traits, t("attn_q.bias"), nq));
+  ValueId k = b.linear(h, b.matrix(t("attn_k.weight"), c.n_embd, nk), bias(b, traits, t("attn_k.bias"), nk));
+  const ValueId v =
+      b.linear(h, b.matrix(t("attn_v.weight"), c.n_embd, nv), bias(b, traits, t("attn_v.bias"), nv));
+  if (traits.qk_norm) {
+    q = b.rms_norm(q, b.vector(t("attn_q_norm.weight"), c.head_dim), c.head_dim);
+    k = b.rms_norm(k, b.vector(t("attn_k_norm.weight"), c.head_dim), c.head_dim);
+  }
+  q = b.rope(q, rope, c.n_heads);
+  k = b.rope(k, rope, c.n_kv_heads);
+  const ValueId o = b.attention(i, q, k, v);
+  return b.linear(o, b.matrix(t("attn_output.weight"), c.n_heads * c.v_head_dim, c.n_embd),
+                  b.optional_vector(t("attn_output.bias"), c.n_embd));
+}
+
+ValueId ffn_block(Builder& b, int32_t i, ValueId x) {
+  const Config& c = b.config();
+  const auto t = [&](const char* name) { return block_name(i, name); };
+  const ValueId h = b.rms_norm(x, b.vector(t("ffn_norm.weight"), c.n_embd), c.n_embd);
+  const ValueId gate = b.linear(h, b.matrix(t("ffn_gate.weight"), c.n_embd, c.n_ff));
+  const ValueId up = b.linear(h, b.matrix(t("ffn_up.weight"), c.n_embd, c.n_ff));
+  return b.linear(b.swiglu(gate, up), b.matrix(t("ffn_down.weight"), c.n_ff, c.n_embd));
+}
+
+}  // namespace
+
+void build_dense(Builder& b, const DenseTraits& traits) {
+  const Config& c = b.config();
+  if (c.n_ff < 1) fail(ErrorKind::gguf, "key '%s.feed_forward_length' is missing", c.arch.c_str());
+  const WeightId embd = b.matrix("token_embd.weight", c.n_embd, c.n_vocab);
+  const RopeId rope = b.rope_table(traits.pairing, rope_divisors(b));
+
+  ValueId x = b.embed(embd);
+  for (int32_t i = 0; i < c.n_layers; ++i) {
+    const bool last = i == c.n_layers - 1;
+    const ValueId a = attention_block(b, traits, rope, i, x, last);
+    x = b.add(last ? b.select_outputs(x) : x, a);
+    x = b.add(x, ffn_block(b, i, x));
+  }
+  x = b.rms_norm(x, b.vector("output_norm.weight", c.n_embd), c.n_embd);
+  // Tied models have no output.weight.
+  b.head(x, b.has("output.weight") ? b.matrix("output.weight", c.n_embd, c.n_vocab) : embd);
+}
+
+}  // namespace reflex
