@@ -145,6 +145,17 @@ class Scoring {
   virtual Timings timings() const = 0;
 };
 
+/// What a GGUF holds and whether Reflex will run it, without loading it.
+struct FileReport {
+  ModelInfo info;
+  uint32_t gguf_version = 0;
+  int n_parts = 1, n_tensors = 0, n_tokens = 0;
+  std::vector<std::pair<std::string, std::string>> metadata;  ///< scalars and short strings, as text
+  bool runs = false;
+  std::string error_kind, error;  ///< why not
+};
+FileReport describe_file(const std::string& path);
+
 class Engine {
  public:
   /// Throws Error. `poll` is called now and then while the model loads (may be empty).
@@ -152,10 +163,13 @@ class Engine {
   virtual ~Engine() = default;
   virtual const ModelInfo& info() const = 0;
   virtual const Phases& phases() const = 0;
+  /// Error(tokenizer) where the file has none that works.
   virtual const Tokenizer& tokenizer() const = 0;
   virtual const gguf::File& file() const = 0;
   /// Ids of a prompt, BOS by the model's rule or as asked.
   virtual std::vector<int32_t> encode(const PromptSpec& prompt) const = 0;
+  /// Text of ids; invalid bytes come out as U+FFFD. Error(invalid_input) names an id out of range.
+  virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
   /// Checks the request (Error before any work) and readies it. It must end before the engine.
   virtual std::unique_ptr<Generation> generate(const GenerateRequest& request) = 0;
   virtual std::unique_ptr<Scoring> score(const ScoreRequest& request) = 0;

@@ -1,0 +1,190 @@
+// Loading a model and the calls that need no running request.
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/clock.h"
+#include "engine/engine_impl.h"
+
+namespace reflex {
+
+namespace {
+
+// Full logits kept at once: 8 Mi floats, 32 MiB.
+constexpr int64_t kMaxFullLogits = 8 << 20;
+
+std::unique_ptr<Backend> open_device(const EngineOptions& o) {
+  const std::string& d = o.device;
+  if (d == "cpu") return make_cpu_backend(o.threads, o.isa);
+  if (d == "auto") {
+    if (cuda_built() && o.isa.empty() && cuda_device_count() > 0) return make_cuda_backend(0);
+    return make_cpu_backend(o.threads, o.isa);
+  }
+  if (d == "cuda") return make_cuda_backend(0);
+  if (d.rfind("cuda:", 0) == 0 && d.size() > 5 && d.size() < 9 &&
+      std::all_of(d.begin() + 5, d.end(), [](char c) { return c >= '0' && c <= '9'; }))
+    return make_cuda_backend(std::atoi(d.c_str() + 5));
+  fail(ErrorKind::invalid_input, "device: expected auto, cpu, cuda or cuda:N, found '%s'", d.c_str());
+}
+
+}  // namespace
+
+void Deadline::start() { start_ = now_ms(); }
+bool Deadline::passed() const { return timeout_ms_ && now_ms() - start_ >= *timeout_ms_; }
+
+std::unique_ptr<Engine> Engine::load(const EngineOptions& options, const std::function<void()>& poll) {
+  return std::make_unique<EngineImpl>(options, poll);
+}
+
+EngineImpl::EngineImpl(const EngineOptions& options, const std::function<void()>& poll) : options_(options) {
+  if (options.ctx < 0) fail(ErrorKind::invalid_input, "ctx: expected 0 or more, found %d", options.ctx);
+  if (options.threads < 0)
+    fail(ErrorKind::invalid_input, "threads: expected 0 or more, found %d", options.threads);
+  if (options.chunk < 1) fail(ErrorKind::invalid_input, "chunk: expected 1 or more, found %d", options.chunk);
+  const double t0 = now_ms();
+  phases_.launch = t0 - process_start_ms();
+  file_ = gguf::File::open(options.model_path);
+  phases_.gguf_open = now_ms() - t0;
+  tokenizer_future_ = std::async(std::launch::async, [this] {
+    const double begin = now_ms();
+    auto t = Tokenizer::from_gguf(*file_);
+    phases_.tokenizer = now_ms() - begin;
+    return t;
+  });
+  if (poll) poll();
+  const double t1 = now_ms();
+  Model model = build_model(*file_);
+  config_ = model.config;
+  n_ctx_ = options.ctx > 0 ? std::min(options.ctx, config_.n_ctx_train) : config_.n_ctx_train;
+  open_backend(options, std::move(model.plan));
+  if (poll) poll();
+  phases_.model_load = now_ms() - t1;
+  phases_.ready_at = now_ms() - process_start_ms();
+}
+
+EngineImpl::~EngineImpl() {
+  if (tokenizer_future_.valid()) tokenizer_future_.wait();
+}
+
+void EngineImpl::open_backend(const EngineOptions& options, Plan plan) {
+  const double t0 = now_ms();
+  backend_ = open_device(options);
+  if (std::string(backend_->name()) == "cuda") phases_.cuda_init = now_ms() - t0;
+  ProgramOptions p;
+  p.exact = options.exact;
+  p.max_rows = options.chunk;
+  // Candidates hang off a prompt in up to one chunk of slots beyond what the context holds.
+  p.n_ctx = n_ctx_ + options.chunk;
+  program_ = backend_->compile(std::move(plan), p);
+  session_ = std::make_unique<Session>(*program_);
+}
+
+const Tokenizer* EngineImpl::find_tokenizer() const {
+  if (tokenizer_future_.valid()) {
+    try {
+      tokenizer_ = tokenizer_future_.get();
+    } catch (const Error& e) {
+      tokenizer_error_ = e;
+    }
+  }
+  return tokenizer_.get();
+}
+
+const Tokenizer& EngineImpl::tokenizer() const {
+  if (const Tokenizer* t = find_tokenizer()) return *t;
+  throw *tokenizer_error_;
+}
+
+int32_t EngineImpl::max_full_outputs() const {
+  return static_cast<int32_t>(std::clamp<int64_t>(kMaxFullLogits / n_vocab(), 1, chunk()));
+}
+
+void EngineImpl::check_ids(std::span<const int32_t> ids, const char* what) const {
+  for (size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] < 0 || ids[i] >= n_vocab())
+      fail(ErrorKind::invalid_input, "%s[%zu]: expected a token id in [0, %d), found %d", what, i, n_vocab(),
+           ids[i]);
+}
+
+void EngineImpl::check_prompt(std::span<const int32_t> ids) const {
+  if (ids.empty()) fail(ErrorKind::invalid_input, "prompt: expected at least one token, found none");
+  check_ids(ids, "prompt_token_ids");
+  if (ids.size() > static_cast<size_t>(n_ctx_))
+    fail(ErrorKind::context_overflow, "prompt: %zu tokens do not fit the context of %d", ids.size(), n_ctx_);
+}
+
+std::vector<int32_t> EngineImpl::encode(const PromptSpec& prompt) const {
+  if (prompt.text.has_value() == prompt.ids.has_value())
+    fail(ErrorKind::invalid_input, "expected exactly one of prompt and prompt_token_ids, found %s",
+         prompt.text ? "both" : "neither");
+  if (prompt.ids) return *prompt.ids;
+  const Tokenizer& t = tokenizer();
+  if (!t.pre_known())
+    fail(ErrorKind::tokenizer, "tokenizer.ggml.pre '%.*s' is not known to the native tokenizer",
+         static_cast<int>(t.pre().size()), t.pre().data());
+  std::vector<TextSpan> spans;
+  for (const auto& [begin, end] : prompt.literal_spans) {
+    if (begin > end)
+      fail(ErrorKind::invalid_input,
+           "literal_spans: expected [start, end) with start <= end, found [%zu, %zu)", begin, end);
+    spans.push_back({begin, end});
+  }
+  std::vector<int32_t> ids;
+  t.encode(*prompt.text, {prompt.parse_special, spans}, ids);
+  const bool add_bos = prompt.add_bos.value_or(t.add_bos);
+  // Never doubled where the text already begins with it.
+  if (add_bos && t.bos >= 0 && (ids.empty() || ids.front() != t.bos)) ids.insert(ids.begin(), t.bos);
+  return ids;
+}
+
+std::string EngineImpl::decode(const std::vector<int32_t>& ids, bool skip_special) const {
+  const Tokenizer& t = tokenizer();
+  check_ids(ids, "token_ids");
+  std::string out;
+  Utf8Stream utf8;
+  for (int32_t id : ids)
+    if (id < t.size() && !(skip_special && t.is_control(id))) utf8.push(t.bytes(id), out);
+  utf8.finish(out);
+  return out;
+}
+
+std::vector<float> EngineImpl::logits(const std::vector<int32_t>& ids, const std::vector<int32_t>& outputs,
+                                      int chunk_rows) {
+  check_prompt(ids);
+  const int32_t step =
+      std::clamp(chunk_rows > 0 ? chunk_rows : chunk(), 1, std::min(chunk(), max_full_outputs()));
+  RowList rows;
+  rows.add_chain(ids);
+  std::vector<OutputRow> wanted;
+  for (int32_t o : outputs) {
+    if (o < 0 || o >= rows.size() || (!wanted.empty() && o <= wanted.back().slot))
+      fail(ErrorKind::invalid_input, "outputs: expected ascending rows in [0, %d), found %d", rows.size(), o);
+    wanted.push_back({o, {}});
+  }
+  session_->truncate(0);
+  std::vector<float> all;
+  while (session_->length() < rows.size()) {
+    const int32_t n =
+        session_->run(rows, std::min(session_->length() + step, rows.size()), HeadMode::full, wanted);
+    for (int32_t o = 0; o < n; ++o) {
+      const auto row = program_->logits(o);
+      all.insert(all.end(), row.begin(), row.end());
+    }
+  }
+  return all;
+}
+
+void EngineImpl::warm_up() {
+  const int32_t token[] = {0};
+  RowList rows;
+  rows.add_chain(token);
+  const OutputRow out[] = {{0, {}}};
+  session_->truncate(0);
+  session_->run(rows, 1, HeadMode::full, out);
+  program_->argmax(0);
+  session_->truncate(0);
+  find_tokenizer();
+}
+
+}  // namespace reflex
