@@ -55,13 +55,14 @@ std::string value_text(const gguf::File& file, const gguf::Value& v) {
       return format("%.9g", d);
     }
     default: {
-      const gguf::ArrayView one{v.type, 1, v.data, nullptr};
+      gguf::ArrayView one;
+      one.type = v.type;
+      one.count = 1;
+      one.data = v.data;
       return std::to_string(one.as_int(0));
     }
   }
 }
-
-}  // namespace
 
 // Reads what it can without judging: a file that will not run still has facts to tell.
 ModelInfo model_info(const gguf::File& file) {
@@ -95,6 +96,8 @@ void fill_config(ModelInfo& info, const Config& c) {
   info.n_vocab = c.n_vocab;
   info.n_ctx_train = c.n_ctx_train;
 }
+
+}  // namespace
 
 const ModelInfo& EngineImpl::info() const {
   if (!info_) {
