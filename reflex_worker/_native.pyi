@@ -60,6 +60,7 @@ class Engine:
         poll: Callable[[], None] | None = None,
     ) -> None: ...
     info: dict[str, Any]
+    special_tokens: dict[str, Any]  # bos eos eot eom unk pad (-1: none), add_bos, end_ids
     phases: dict[str, float]
     def tokenize(
         self,
@@ -120,5 +121,3 @@ def gguf_info(path: str) -> dict[str, Any]:
 
 def now_ms() -> float: ...
 def process_start_ms() -> float: ...
-def build_info() -> dict[str, Any]:
-    """version, cuda_built, nvcc, isa (best), compiler."""

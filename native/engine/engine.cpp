@@ -96,6 +96,12 @@ const Tokenizer& EngineImpl::tokenizer() const {
   throw *tokenizer_error_;
 }
 
+SpecialTokens EngineImpl::special_tokens() const {
+  const Tokenizer* t = find_tokenizer();
+  if (!t) return {};
+  return {t->bos, t->eos, t->eot, t->eom, t->unk, t->pad, t->add_bos, t->end_ids};
+}
+
 int32_t EngineImpl::max_full_outputs() const {
   return static_cast<int32_t>(std::clamp<int64_t>(kMaxFullLogits / n_vocab(), 1, chunk()));
 }

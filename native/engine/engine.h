@@ -145,6 +145,13 @@ class Scoring {
   virtual Timings timings() const = 0;
 };
 
+/// Ids with a meaning, -1 where the file names none.
+struct SpecialTokens {
+  int32_t bos = -1, eos = -1, eot = -1, eom = -1, unk = -1, pad = -1;
+  bool add_bos = false;
+  std::vector<int32_t> end_ids;  ///< the end-of-generation set, ascending
+};
+
 /// What a GGUF holds and whether Reflex will run it, without loading it.
 struct FileReport {
   ModelInfo info;
@@ -166,6 +173,8 @@ class Engine {
   /// Error(tokenizer) where the file has none that works.
   virtual const Tokenizer& tokenizer() const = 0;
   virtual const gguf::File& file() const = 0;
+  /// All -1 and empty where the file has no tokenizer.
+  virtual SpecialTokens special_tokens() const = 0;
   /// Ids of a prompt, BOS by the model's rule or as asked.
   virtual std::vector<int32_t> encode(const PromptSpec& prompt) const = 0;
   /// Text of ids; invalid bytes come out as U+FFFD. Error(invalid_input) names an id out of range.
