@@ -17,8 +17,19 @@ namespace reflex::gguf {
 
 /// Value types by file id (GGUF specification).
 enum class ValueType : uint32_t {
-  u8 = 0, i8 = 1, u16 = 2, i16 = 3, u32 = 4, i32 = 5, f32 = 6, boolean = 7,
-  string = 8, array = 9, u64 = 10, i64 = 11, f64 = 12,
+  u8 = 0,
+  i8 = 1,
+  u16 = 2,
+  i16 = 3,
+  u32 = 4,
+  i32 = 5,
+  f32 = 6,
+  boolean = 7,
+  string = 8,
+  array = 9,
+  u64 = 10,
+  i64 = 11,
+  f64 = 12,
 };
 const char* value_type_name(ValueType type);
 
@@ -28,21 +39,35 @@ struct ArrayView {
   uint64_t count = 0;
   const std::byte* data = nullptr;  ///< first element
   const std::byte* end = nullptr;   ///< one past the last element's bytes
+  std::string_view key;             ///< whose value it is, for messages
+  uint64_t offset = 0;              ///< of the first element in its file, for messages
 
-  /// Walk an array of strings (already validated): f(index, string_view).
+  /// Walk an array of strings: f(index, string_view). Error(gguf) when it holds another type.
+  /// Parsing has checked every length; they are checked again here (one compare each) because
+  /// the mapping is shared and somebody may have rewritten the file since.
   template <class F>
   void each_string(F&& f) const {
+    expect_strings();
     const std::byte* p = data;
     for (uint64_t i = 0; i < count; ++i) {
-      uint64_t n;
-      __builtin_memcpy(&n, p, 8);
+      uint64_t n = 0;
+      const uint64_t left = static_cast<uint64_t>(end - p);
+      if (left >= 8) __builtin_memcpy(&n, p, 8);
+      if (left < 8 || n > left - 8) changed(i);
       f(i, std::string_view(reinterpret_cast<const char*>(p + 8), n));
       p += 8 + n;
     }
   }
-  /// Element i of a fixed-size numeric or bool array, as the wider type. i < count.
-  int64_t as_int(uint64_t i) const;
-  double as_float(uint64_t i) const;
+
+  // Element i of a numeric or bool array, as the wider type. Error(gguf) where i >= count, where
+  // the elements are of another kind, and where the value does not fit.
+  int64_t as_int(uint64_t i) const;    ///< integers and bools
+  uint64_t as_uint(uint64_t i) const;  ///< integers and bools, not negative
+  double as_float(uint64_t i) const;   ///< floats (NaN and Inf as they stand), integers, bools
+
+ private:
+  void expect_strings() const;
+  [[noreturn]] void changed(uint64_t i) const;
 };
 
 /// One metadata entry, a view into the mapping.
@@ -84,24 +109,30 @@ class File {
 
   uint32_t version() const;
   const std::vector<Part>& parts() const;
-  const std::vector<Value>& metadata() const;        ///< in file order
-  const std::vector<TensorInfo>& tensors() const;    ///< in file order, part by part
-  uint64_t total_bytes() const;                      ///< of all parts' files
+  const std::vector<Value>& metadata() const;      ///< in file order
+  const std::vector<TensorInfo>& tensors() const;  ///< in file order, part by part
+  uint64_t total_bytes() const;                    ///< of all parts' files
 
-  const Value* find(std::string_view key) const;     ///< nullptr when absent
+  /// Error(io) when a part has shrunk since it was opened. Touching a mapping beyond its file's
+  /// end kills the process with SIGBUS, so loaders call this (one fstat a part) before they
+  /// read the tensors. It narrows the window and cannot close it: replace model files by
+  /// renaming a new one over the old, never by writing or truncating in place.
+  void check_size() const;
+
+  const Value* find(std::string_view key) const;  ///< nullptr when absent
   const TensorInfo* find_tensor(std::string_view name) const;
 
   // Typed access. An entry of the wrong type or out of range is Error(gguf) naming the key,
   // what was expected and what was found; the optional forms return nullopt when absent.
   uint64_t require_uint(std::string_view key) const;
-  double require_float(std::string_view key) const;   ///< finite, f32 or f64
+  double require_float(std::string_view key) const;  ///< finite, f32 or f64
   std::string_view require_string(std::string_view key) const;
   const ArrayView& require_array(std::string_view key) const;
-  std::optional<uint64_t> get_uint(std::string_view key) const;   ///< any non-negative integer type
-  std::optional<double> get_float(std::string_view key) const;    ///< finite
+  std::optional<uint64_t> get_uint(std::string_view key) const;  ///< any non-negative integer type
+  std::optional<double> get_float(std::string_view key) const;   ///< finite
   std::optional<bool> get_bool(std::string_view key) const;
   std::optional<std::string_view> get_string(std::string_view key) const;
-  const ArrayView* get_array(std::string_view key) const;         ///< nullptr when absent
+  const ArrayView* get_array(std::string_view key) const;  ///< nullptr when absent
 
  private:
   File();
