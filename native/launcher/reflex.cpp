@@ -1,0 +1,66 @@
+// The installed `reflex` command: starts the interpreter beside it isolated and without site
+// (9 ms instead of 15 to 100: no .pth files, no environment, no user site, no shims), with the
+// package's folder as its one addition to sys.path. Does nothing else.
+//
+// Where no interpreter lies beside it (a system-wide install), python3 from PATH runs the
+// package the ordinary way.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+namespace {
+
+// argv[1] is the install prefix. An editable install is known to site alone: then start again with it.
+constexpr const char* kBootstrap = R"(
+import sys
+a = sys.argv
+p = a.pop(1)
+for l in ('lib', 'lib64'):
+    sys.path.append('%s/%s/python%d.%d/site-packages' % (p, l, *sys.version_info[:2]))
+try:
+    from reflex_worker.cli import main
+except ModuleNotFoundError as e:
+    if e.name != 'reflex_worker': raise
+    import os
+    os.execv(sys.executable, [sys.executable, '-m', 'reflex_worker', *a[1:]])
+main(a[1:])
+)";
+
+std::string own_folder() {
+  std::vector<char> buf(4096);
+  const ssize_t n = readlink("/proc/self/exe", buf.data(), buf.size());
+  if (n <= 0 || n == static_cast<ssize_t>(buf.size())) return {};
+  std::string path(buf.data(), static_cast<size_t>(n));
+  return path.substr(0, path.rfind('/'));
+}
+
+void run(const std::string& python, std::vector<std::string> head, int argc, char** argv, bool search_path) {
+  std::vector<char*> args;
+  for (std::string& s : head) args.push_back(s.data());
+  for (int i = 1; i < argc; ++i) args.push_back(argv[i]);
+  args.push_back(nullptr);
+  if (search_path)
+    execvp(python.c_str(), args.data());
+  else
+    execv(python.c_str(), args.data());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string folder = own_folder();
+  if (!folder.empty()) {
+    const std::string prefix = folder.substr(0, folder.rfind('/'));
+    for (const char* name : {"/python3", "/python"}) {
+      const std::string python = folder + name;
+      if (access(python.c_str(), X_OK) == 0)
+        run(python, {python, "-I", "-S", "-X", "utf8", "-c", kBootstrap, prefix}, argc, argv, false);
+    }
+  }
+  run("python3", {"python3", "-m", "reflex_worker"}, argc, argv, true);
+  std::fprintf(stderr, "reflex: error [io]: no python3 beside %s nor on PATH\n", folder.c_str());
+  return 4;
+}

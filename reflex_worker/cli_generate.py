@@ -1,0 +1,99 @@
+"""`reflex generate GGUF [PROMPT]`: the cold path to a token."""
+
+from __future__ import annotations
+
+from .cli_args import Option, parse
+from .cli_args import usage as usage_text
+from .cli_model import MODEL_OPTIONS, checked_text, open_engine, take_model, take_prompt
+from .cli_output import phase_fields, result_line
+
+OPTIONS = [
+    *MODEL_OPTIONS,
+    Option("--max-tokens", int, 32, "N", help="tokens at most"),
+    Option("--temperature", float, 0.0, "T", help="0: greedy"),
+    Option("--top-k", int, 0, "N", help="keep the N likeliest, 0: all"),
+    Option("--top-p", float, 1.0, "P", help="keep the likeliest up to this mass"),
+    Option("--min-p", float, 0.0, "P", help="drop what is below this part of the likeliest"),
+    Option("--seed", int, None, "N", help="same seed, same text; drawn and told when absent"),
+    Option("--repetition-penalty", float, 1.0, "X", help="divides logits of tokens seen"),
+    Option("--frequency-penalty", float, 0.0, "X", help="per occurrence in the output"),
+    Option("--presence-penalty", float, 0.0, "X", help="once for tokens in the output"),
+    Option("--stop", str, None, "TEXT", repeat=True, help="end before this text (repeatable)"),
+    Option("--ignore-eos", help="go on past the model's end tokens"),
+    Option("--logprobs", int, None, "N", help="log-probability of each token and the N best (--json)"),
+    Option("--no-special", help="do not read control tokens in the prompt"),
+    Option("--stream", help="show the text live"),
+    Option("--json", help="one JSON object instead of the result line"),
+]
+
+
+def usage(name):
+    return usage_text(name, "GGUF [PROMPT] | --demo [PROMPT]", OPTIONS, "PROMPT '-' reads stdin.")
+
+
+def enough(_name):
+    return False
+
+
+def main(name, argv):
+    from . import _native  # noqa: F401  (mapped before anything else is looked at)
+    from .cli import write
+
+    values, positional = parse(argv, OPTIONS, 2)
+    path = take_model(values, positional, name)
+    prompt = take_prompt(positional, name)
+    stops = [checked_text(s, "--stop") for s in values["stop"]]
+    engine = open_engine(path, values)
+    generation = engine.generate(
+        prompt,
+        parse_special=not values["no_special"],
+        max_tokens=values["max_tokens"],
+        temperature=values["temperature"],
+        top_k=values["top_k"],
+        top_p=values["top_p"],
+        min_p=values["min_p"],
+        seed=values["seed"],
+        repetition_penalty=values["repetition_penalty"],
+        frequency_penalty=values["frequency_penalty"],
+        presence_penalty=values["presence_penalty"],
+        stop=stops,
+        ignore_eos=values["ignore_eos"],
+        logprobs=values["logprobs"],
+    )
+    stream = values["stream"]
+    while True:
+        event = generation.step()
+        if stream and event.text:
+            write(1, event.text)
+        if event.kind == "done":
+            break
+    if stream:
+        write(1, "\n")
+    write(1, result_line("REFLEX_GENERATE_OK", fields(engine, generation, values), values["json"]))
+    return 0
+
+
+def fields(engine, generation, values):
+    timings = generation.timings
+    usage = generation.usage
+    out = {
+        "process_start_to_first_token_ms": timings["first_token_at"],
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "finish_reason": generation.finish_reason,
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+    }
+    if generation.stop_match is not None:
+        out["stop_match"] = generation.stop_match
+    if values["temperature"] > 0:
+        out["seed"] = generation.seed
+    if values["logprobs"] is not None:
+        out["logprobs"] = [
+            {"token_id": i, "logprob": p, "top_logprobs": [{"token_id": t, "logprob": q} for t, q in top]}
+            for i, p, top in generation.logprobs
+        ]
+    out.update(phase_fields(engine, timings))
+    out["decode_ms"] = timings["decode"]
+    out["total_ms"] = timings["total"]
+    return out
