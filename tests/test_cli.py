@@ -1,0 +1,163 @@
+"""The command as its users type it: results, errors, exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.conftest import reflex_command
+
+
+def fields(line: str) -> dict[str, object]:
+    """A result line's key=value pairs; values are JSON."""
+    decoder = json.JSONDecoder()
+    rest = line.strip().partition(" ")[2]
+    out = {}
+    while rest:
+        key, _, rest = rest.partition("=")
+        out[key], end = decoder.raw_decode(rest)
+        rest = rest[end:].lstrip()
+    return out
+
+
+def test_system1_knows_the_capital_of_france(reflex):
+    done = reflex("system1", "--demo", "The capital of France is", "--candidate", " London", "--candidate", " Paris")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [ln.split(" ", 1)[0] for ln in lines] == ["REFLEX_SYSTEM1_CANDIDATE_OK"] * 2 + ["REFLEX_SYSTEM1_OK"]
+    paris = fields(lines[1])
+    assert paris["idx"] == 1 and paris["text"] == " Paris" and paris["probability"] > 0.9
+    final = fields(lines[2])
+    assert final["best_idx"] == 1 and final["best_text"] == " Paris" and final["num_candidates"] == 2
+    assert 0 <= final["entropy"] < 0.5
+    assert final["process_start_to_result_ms"] > 0
+
+
+def test_generate_result_line_carries_text_and_phases(reflex):
+    done = reflex("generate", "--demo", "Once upon a time", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("REFLEX_GENERATE_OK ")
+    row = fields(done.stdout)
+    assert len(row["token_ids"]) == row["completion_tokens"] <= 8
+    assert row["text"]
+    for phase in ("launch_ms", "gguf_open_ms", "model_load_ms", "tokenize_ms", "prompt_eval_ms", "total_ms"):
+        assert row[phase] >= 0
+    assert row["process_start_to_first_token_ms"] >= row["prompt_eval_ms"]
+
+
+def test_generate_json_is_one_object_with_a_schema_version(reflex):
+    done = reflex("generate", "--demo", "Once upon a time", "--max-tokens", "3", "--json", "--logprobs", "2")
+    row = json.loads(done.stdout)
+    assert row["schema_version"] == 1 and row["event"] == "REFLEX_GENERATE_OK"
+    assert len(row["logprobs"]) == len(row["token_ids"])
+    assert all(len(e["top_logprobs"]) == 2 for e in row["logprobs"])
+
+
+def test_generate_stream_shows_the_same_text(reflex):
+    plain = fields(reflex("generate", "--demo", "Once upon a time", "--max-tokens", "12").stdout)
+    done = reflex("generate", "--demo", "Once upon a time", "--max-tokens", "12", "--stream")
+    text, _, last = done.stdout.rpartition("\nREFLEX_GENERATE_OK")
+    assert text == plain["text"] and last
+
+
+def test_same_seed_same_text(reflex):
+    def args(seed):
+        return ("generate", "--demo", "Once upon a time", "--temperature", "1.5", "--seed", seed)
+
+    texts = [fields(reflex(*args(s)).stdout)["text"] for s in ("7", "7", "8", "9")]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 1
+
+
+def test_prompt_from_stdin(reflex):
+    with_arg = fields(reflex("generate", "--demo", "Once upon", "--max-tokens", "4").stdout)
+    command = [*reflex_command(), "generate", "--demo", "-", "--max-tokens", "4"]
+    done = subprocess.run(command, input="Once upon", capture_output=True, text=True, timeout=120)
+    assert fields(done.stdout)["token_ids"] == with_arg["token_ids"]
+
+
+@pytest.mark.parametrize("command", ["generate", "system1", "uds", "info", "check", "bench"])
+def test_a_command_without_arguments_prints_its_usage(reflex, command):
+    done = reflex(command)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"usage: reflex {command} ")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "pattern"),
+    [
+        (["generate", "/nonexistent.gguf", "x"], 4, r"\[io\]: .*/nonexistent\.gguf"),
+        (["nonsense"], 2, r"\[invalid_input\]: unknown command 'nonsense'"),
+        (["generate", "--demo", "x", "--max-tokens", "lots"], 2, r"--max-tokens: expected N, found 'lots'"),
+        (["generate", "--demo", "x", "--nope"], 2, r"unknown option --nope"),
+        (["generate", "--demo", "x", "--device", "tpu"], 2, r"device: expected .* found 'tpu'"),
+        (["generate", "--demo", "x", "--top-p", "0"], 2, r"top_p: expected"),
+        (["generate", "--demo", "word " * 3000, "--ctx", "16"], 7, r"\[context_overflow\]: prompt: \d+ tokens"),
+        (["system1", "--demo", "x"], 2, r"expected at least one --candidate"),
+        (["system1", "--demo", "x", "--candidate", ""], 2, r"candidates\[0\]"),
+        (["info", "/dev/null"], 3, r"\[gguf\]"),
+    ],
+)
+def test_errors_are_one_line_with_category_and_status(reflex, args, status, pattern):
+    done = reflex(*args)
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert re.search(pattern, done.stderr), done.stderr
+
+
+def test_argument_bytes_that_are_not_utf8_are_refused(reflex):
+    done = subprocess.run(
+        [*map(os.fsencode, reflex_command()), b"generate", b"--demo", b"caf\xe9"], capture_output=True, timeout=60
+    )
+    assert done.returncode == 2 and b"expected valid UTF-8" in done.stderr
+
+
+def test_info_tells_shape_and_verdict(reflex):
+    done = reflex("info", "--demo")
+    assert done.returncode == 0
+    assert re.search(r"^architecture +qwen3$", done.stdout, re.M)
+    assert re.search(r"^runs +yes$", done.stdout, re.M)
+    row = json.loads(reflex("info", "--demo", "--json", "--metadata").stdout)
+    assert row["runs"] is True and row["metadata"]["general.architecture"] == "qwen3"
+
+
+def test_info_of_a_vocabulary_says_why_it_will_not_run(reflex, shared):
+    done = reflex("info", str(shared / "vocab/ggml-vocab-qwen2.gguf"))
+    assert done.returncode == 3
+    assert "holds no tensors" in done.stdout
+
+
+def test_check_reports_how_far_fast_is_from_exact(reflex):
+    row = fields(reflex("check", "--demo").stdout)
+    assert 0 < row["rms_diff"] < row["logit_std"]
+    assert row["mean_kl"] >= 0 and 0 < row["top1_agree"] <= 1
+
+
+def test_bench_warm_and_cold(reflex):
+    done = reflex("bench", "--demo", "--lengths", "1,8", "--decode", "4", "--repeat", "1")
+    assert [ln.split()[0] for ln in done.stdout.splitlines()] == ["REFLEX_BENCH_PREFILL_OK"] * 2 + [
+        "REFLEX_BENCH_DECODE_OK"
+    ]
+    done = reflex("bench", "--demo", "--cold", "2", "--pause", "0", "--json")
+    rows = [json.loads(ln) for ln in done.stdout.splitlines()]
+    assert rows[-1]["event"] == "REFLEX_BENCH_COLD_OK" and rows[-1]["runs"] == 2
+    assert {"spawn_to_first_token_ms", "launch_ms", "prompt_eval_ms"} <= {r.get("phase") for r in rows}
+
+
+def test_smoke_and_doctor(reflex):
+    assert reflex("smoke").stdout.startswith("REFLEX_SMOKE_OK ")
+    facts = json.loads(reflex("doctor", "--json").stdout)
+    assert facts["engine"].startswith("CPU")
+
+
+def test_help_and_version(reflex):
+    from reflex_worker import __version__
+
+    assert reflex("--version").stdout == f"reflex {__version__}\n"
+    assert "usage: reflex COMMAND" in reflex("--help").stdout
+    assert reflex("generate", "--help").returncode == 0
