@@ -30,6 +30,8 @@ COMMANDS = {
     "check": ("cli_check", "fast against exact arithmetic on a text: error, KL, top-1"),
     "bench": ("cli_bench", "warm latency by prompt length, decode speed; cold starts with --cold"),
     "doctor": ("cli_doctor", "what this machine offers and what would make a start slow"),
+    "energy": ("cli_energy", "joules of a whole command, idle subtracted"),
+    "hold": ("cli_hold", "keep the GPU registered, so that workers on this host start faster"),
     "smoke": ("cli_smoke", "the whole pipeline once, on the bundled model"),
 }
 
@@ -78,11 +80,11 @@ def run(argv):
         report("invalid_input", f"unknown command '{name}' (expected one of {', '.join(COMMANDS)})")
         return EXIT_USAGE
     module = __import__(f"reflex_worker.{COMMANDS[name][0]}", fromlist=["main"])
-    if "--help" in argv or "-h" in argv:
-        if argv[1:2] in (["--help"], ["-h"]) or "--" not in argv:
-            write(1, module.usage(name))
-            return 0
-    if len(argv) == 1 and getattr(module, "NEEDS_ARGUMENTS", True) and not module.enough(name):
+    options = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
+    if "--help" in options or "-h" in options:
+        write(1, module.usage(name))
+        return 0
+    if len(argv) == 1 and not module.enough(name):
         write(2, module.usage(name))
         return EXIT_USAGE
     return module.main(name, argv[1:])

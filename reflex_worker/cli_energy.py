@@ -1,0 +1,146 @@
+"""`reflex energy -- COMMAND ...`: joules of a whole command, measured from outside, idle subtracted.
+
+The GPU's counter (NVML, mJ) refreshes every 100 ms, so a single start is too short to read: n runs
+are made back to back and divided. The CPU's (RAPL) is read where the kernel lets us.
+"""
+
+from __future__ import annotations
+
+from .cli_args import Option, UsageError
+from .cli_args import parse as parse_options
+from .cli_args import usage as usage_text
+from .cli_output import result_line
+
+OPTIONS = [
+    Option("--runs", int, 10, "N", help="runs, back to back"),
+    Option("--pause", float, 0.3, "S", help="between runs"),
+    Option("--idle", float, 2.0, "S", help="how long the idle draw is measured first"),
+    Option("--json", help="one JSON object"),
+]
+
+
+def usage(name):
+    return usage_text(
+        name,
+        "[options] -- COMMAND ...",
+        OPTIONS,
+        "net: above the idle draw; gross: net plus the idle draw over the command's own wall time.",
+    )
+
+
+def enough(_name):
+    return False
+
+
+def main(name, argv):
+    import subprocess
+    import time
+
+    from .cli import write
+
+    if "--" not in argv or not argv[argv.index("--") + 1 :]:
+        raise UsageError(f"{name}: expected -- and a command")
+    cut = argv.index("--")
+    values, _ = parse_options(argv[:cut], OPTIONS, 0)
+    command = argv[cut + 1 :]
+    if values["runs"] < 1:
+        raise UsageError("--runs: expected 1 or more")
+    meters = find_meters()
+    if not meters:
+        raise MeterError("no energy counter here: neither NVML nor a readable RAPL")
+    begin, counts = time.monotonic(), {m: read() for m, read in meters.items()}
+    time.sleep(values["idle"])
+    spent = time.monotonic() - begin
+    idle = {m: (read() - counts[m]) / spent for m, read in meters.items()}
+    walls = []
+    begin, counts = time.monotonic(), {m: read() for m, read in meters.items()}
+    for _ in range(values["runs"]):
+        time.sleep(values["pause"])
+        t = time.monotonic()
+        status = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+        if status != 0:
+            raise OSError(f"the command ended with status {status}")
+        walls.append(time.monotonic() - t)
+    time.sleep(0.15)  # the counter's refresh
+    spent = time.monotonic() - begin
+    wall = sorted(walls)[len(walls) // 2]
+    fields = {"runs": values["runs"], "wall_ms_p50": wall * 1e3}
+    for m, read in meters.items():
+        net = (read() - counts[m] - idle[m] * spent) / values["runs"]
+        fields |= {f"{m}_idle_w": idle[m], f"{m}_net_j": net, f"{m}_gross_j": net + idle[m] * wall}
+    write(1, result_line("REFLEX_ENERGY_OK", fields, values["json"]))
+    return 0
+
+
+class MeterError(Exception):
+    """There is nothing to measure with."""
+
+    kind = "unsupported"
+
+
+def find_meters():
+    """{name: function that returns joules so far}."""
+    meters = {}
+    for name, make in (("gpu", nvml_joules), ("cpu", rapl_joules)):
+        read = make()
+        if read is not None:
+            meters[name] = read
+    return meters
+
+
+def nvml_joules():
+    import ctypes
+
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    handle = ctypes.c_void_p()
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)):
+        return None
+    count = ctypes.c_ulonglong()
+    if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count)):
+        return None
+
+    def read():
+        nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count))
+        return count.value / 1e3
+
+    return read
+
+
+def rapl_joules(root="/sys/class/powercap"):
+    """Sum over the packages, wraps counted."""
+    import os
+
+    packages = []
+    try:
+        names = sorted(os.listdir(root))
+    except OSError:
+        return None
+    for name in names:
+        if name.count(":") != 1 or "rapl" not in name:
+            continue
+        try:
+            with open(f"{root}/{name}/energy_uj") as f:
+                first = int(f.read())
+            with open(f"{root}/{name}/max_energy_range_uj") as f:
+                span = int(f.read())
+        except (OSError, ValueError):
+            continue
+        packages.append([f"{root}/{name}/energy_uj", first, 0, span])
+    if not packages:
+        return None
+
+    def read():
+        total = 0
+        for package in packages:
+            with open(package[0]) as f:
+                now = int(f.read())
+            if now < package[1]:
+                package[2] += package[3]
+            package[1] = now
+            total += now + package[2]
+        return total / 1e6
+
+    return read
