@@ -1,0 +1,178 @@
+// A plan against itself: ids in range, widths that fit, weights of the right shape and a type that
+// can be computed with. After this no step needs to look again.
+#include <string>
+
+#include "backend/cpu/steps.h"
+#include "quant/dequantize.h"
+
+namespace reflex::cpu {
+
+namespace {
+
+const char* op_name(const Op& op) {
+  static const char* const names[] = {"Embed",  "RmsNorm", "Linear",        "Rope", "Attention",
+                                      "SwiGlu", "Add",     "SelectOutputs", "Head"};
+  static_assert(std::variant_size_v<Op> == sizeof(names) / sizeof(names[0]));
+  return names[op.index()];
+}
+
+class Checker {
+ public:
+  explicit Checker(const Plan& plan) : plan_(plan), written_(plan.values.size(), false) {}
+
+  void run() {
+    for (const ValueSpec& v : plan_.values)
+      if (v.width < 1)
+        fail(ErrorKind::unsupported, "plan: a value has width %d, expected 1 or more", v.width);
+    for (index_ = 0; index_ < plan_.ops.size(); ++index_)
+      std::visit([this](const auto& op) { check(op); }, plan_.ops[index_]);
+  }
+
+ private:
+  [[noreturn]] void bad(const std::string& what) const {
+    fail(ErrorKind::unsupported, "op %zu (%s): %s", index_, op_name(plan_.ops[index_]), what.c_str());
+  }
+
+  const ValueSpec& spec(ValueId v, const char* role) const {
+    if (v < 0 || static_cast<size_t>(v) >= plan_.values.size())
+      bad(format("%s is value %d, expected one of %zu", role, v, plan_.values.size()));
+    return plan_.values[static_cast<size_t>(v)];
+  }
+  const ValueSpec& input(ValueId v, const char* role) const {
+    const ValueSpec& s = spec(v, role);
+    if (!written_[static_cast<size_t>(v)]) bad(format("%s (value %d) is read before it is written", role, v));
+    return s;
+  }
+  const ValueSpec& output(ValueId v) {
+    const ValueSpec& s = spec(v, "out");
+    if (written_[static_cast<size_t>(v)]) bad(format("value %d is written twice", v));
+    written_[static_cast<size_t>(v)] = true;
+    return s;
+  }
+  void same(const ValueSpec& a, const ValueSpec& b, const char* role) const {
+    if (a.width != b.width || a.rows != b.rows)
+      bad(format("%s: expected width %d and the same rows, found width %d", role, b.width, a.width));
+  }
+
+  const Weight& weight(WeightId w, const char* role) const {
+    if (w < 0 || static_cast<size_t>(w) >= plan_.weights.size())
+      bad(format("%s is weight %d, expected one of %zu", role, w, plan_.weights.size()));
+    return plan_.weights[static_cast<size_t>(w)];
+  }
+  // ne = {n_in, n_out}, a computable type, whole blocks per row, and all the bytes there.
+  void shape(WeightId id, const char* role, int64_t n_in, int64_t n_out) const {
+    const Weight& w = weight(id, role);
+    if (w.ne[0] != n_in || w.ne[1] != n_out || w.ne[2] != 1 || w.ne[3] != 1)
+      fail(ErrorKind::gguf, "tensor '%s' (%s): expected shape [%lld, %lld], found [%lld, %lld, %lld, %lld]",
+           w.name.c_str(), role, static_cast<long long>(n_in), static_cast<long long>(n_out),
+           static_cast<long long>(w.ne[0]), static_cast<long long>(w.ne[1]), static_cast<long long>(w.ne[2]),
+           static_cast<long long>(w.ne[3]));
+    const TypeInfo* type = find_type(static_cast<uint32_t>(w.type));
+    if (!type || !can_dequantize(w.type))
+      fail(ErrorKind::unsupported, "tensor '%s': type %s (%u) cannot be computed with", w.name.c_str(),
+           type ? type->name : "unknown", static_cast<unsigned>(w.type));
+    if (n_in % type->block_values != 0)
+      fail(ErrorKind::gguf, "tensor '%s': rows of %lld values, expected a multiple of %u for type %s",
+           w.name.c_str(), static_cast<long long>(n_in), type->block_values, type->name);
+    const size_t need = row_bytes(w.type, static_cast<size_t>(n_in)) * static_cast<size_t>(n_out);
+    if (!w.data || w.nbytes < need)
+      fail(ErrorKind::gguf, "tensor '%s': expected %zu bytes of data, found %zu", w.name.c_str(), need,
+           w.data ? w.nbytes : 0);
+  }
+  void optional_vector(WeightId id, const char* role, int64_t n) const {
+    if (id != kNone) shape(id, role, n, 1);
+  }
+
+  void check(const Embed& op) {
+    const ValueSpec& out = output(op.out);
+    shape(op.table, "table", out.width, plan_.n_vocab);
+    if (out.rows != Rows::all) bad("out: expected all rows");
+  }
+  void check(const RmsNorm& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+    if (op.group < 1 || in.width % op.group != 0)
+      bad(format("group: expected a divisor of width %d, found %d", in.width, op.group));
+    shape(op.weight, "weight", op.group, 1);
+  }
+  void check(const Linear& op) {
+    const ValueSpec& in = input(op.in, "in");
+    const ValueSpec& out = output(op.out);
+    if (in.rows != out.rows) bad("out: expected the same rows as in");
+    shape(op.weight, "weight", in.width, out.width);
+    optional_vector(op.bias, "bias", out.width);
+  }
+  void check(const Rope& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+    if (op.rope < 0 || static_cast<size_t>(op.rope) >= plan_.ropes.size())
+      bad(format("rope is table %d, expected one of %zu", op.rope, plan_.ropes.size()));
+    const RopeSpec& r = plan_.ropes[static_cast<size_t>(op.rope)];
+    if (op.n_heads < 1 || in.width % op.n_heads != 0)
+      bad(format("n_heads: expected a divisor of width %d, found %d", in.width, op.n_heads));
+    if (r.n_rot < 2 || r.n_rot % 2 != 0 || r.n_rot > in.width / op.n_heads)
+      bad(format("n_rot: expected even and at most %d, found %d", in.width / op.n_heads, r.n_rot));
+    if (r.inv_freq.size() != static_cast<size_t>(r.n_rot / 2))
+      bad(format("inv_freq: expected %d values, found %zu", r.n_rot / 2, r.inv_freq.size()));
+  }
+  void check(const Attention& op) {
+    const ValueSpec& q = input(op.q, "q");
+    const ValueSpec& k = input(op.k, "k");
+    const ValueSpec& v = input(op.v, "v");
+    const ValueSpec& out = output(op.out);
+    if (op.n_heads < 1 || op.n_kv_heads < 1 || op.n_heads % op.n_kv_heads != 0)
+      bad(format("expected n_heads a multiple of n_kv_heads, found %d and %d", op.n_heads, op.n_kv_heads));
+    width(q, "q", op.n_heads, op.head_dim);
+    width(k, "k", op.n_kv_heads, op.head_dim);
+    width(v, "v", op.n_kv_heads, op.v_head_dim);
+    width(out, "out", op.n_heads, op.v_head_dim);
+    if (k.rows != Rows::all || v.rows != Rows::all) bad("k and v: expected all rows");
+    if (q.rows != out.rows) bad("out: expected the same rows as q");
+    state(op.k_state, "k_state", k.width);
+    state(op.v_state, "v_state", v.width);
+  }
+  void width(const ValueSpec& v, const char* role, int32_t heads, int32_t dim) const {
+    if (dim < 1 || static_cast<int64_t>(heads) * dim != v.width)
+      bad(format("%s: expected width %d * %d, found %d", role, heads, dim, v.width));
+  }
+  void state(StateId id, const char* role, int32_t want) const {
+    if (id < 0 || static_cast<size_t>(id) >= plan_.states.size())
+      bad(format("%s is state %d, expected one of %zu", role, id, plan_.states.size()));
+    const StateSpec& s = plan_.states[static_cast<size_t>(id)];
+    if (s.kind != StateSpec::Kind::per_token || s.width != want)
+      bad(format("%s ('%s'): expected %d values per token, found %d", role, s.name.c_str(), want, s.width));
+  }
+  void check(const SwiGlu& op) {
+    const ValueSpec& gate = input(op.gate, "gate");
+    same(input(op.up, "up"), gate, "up");
+    same(output(op.out), gate, "out");
+  }
+  void check(const Add& op) {
+    const ValueSpec& a = input(op.a, "a");
+    same(input(op.b, "b"), a, "b");
+    same(output(op.out), a, "out");
+  }
+  void check(const SelectOutputs& op) {
+    const ValueSpec& in = input(op.in, "in");
+    const ValueSpec& out = output(op.out);
+    if (in.rows != Rows::all || out.rows != Rows::outputs) bad("expected all rows in and output rows out");
+    if (in.width != out.width) bad(format("out: expected width %d, found %d", in.width, out.width));
+  }
+  void check(const Head& op) {
+    const ValueSpec& in = input(op.in, "in");
+    if (in.rows != Rows::outputs) bad("in: expected output rows");
+    if (index_ + 1 != plan_.ops.size()) bad("expected to be the last op");
+    shape(op.weight, "weight", in.width, plan_.n_vocab);
+    optional_vector(op.bias, "bias", plan_.n_vocab);
+  }
+
+  const Plan& plan_;
+  std::vector<bool> written_;
+  size_t index_ = 0;
+};
+
+}  // namespace
+
+void check_plan(const Plan& plan) { Checker(plan).run(); }
+
+}  // namespace reflex::cpu

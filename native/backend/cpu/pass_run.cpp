@@ -1,0 +1,415 @@
+#include "backend/cpu/pass_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "quant/dequantize.h"
+
+namespace reflex::cpu {
+
+namespace {
+
+constexpr int kCountersPerStep = 2;
+constexpr int32_t kAttentionRows = 16;   ///< query rows of one attention task
+constexpr int32_t kMatmulRows = 64;      ///< most weight rows of one piece
+constexpr int32_t kPiecesPerThread = 8;  ///< aimed at, so that uneven threads even out
+constexpr size_t kLine = 64;
+
+size_t round_line(size_t n) { return (n + kLine - 1) / kLine * kLine; }
+
+void decode_row(uint32_t type, const void* x, float* y, size_t n) {
+  dequantize_row(static_cast<GgmlType>(type), x, y, n);
+}
+
+/// Weight rows of one piece of a product with n_out rows.
+int32_t grain(int32_t n_out, int threads) {
+  const int32_t even = n_out / (kPiecesPerThread * threads);
+  return std::clamp(even / 16 * 16, 16, kMatmulRows);
+}
+
+int32_t pieces(int32_t n, int32_t grain) { return (n + grain - 1) / grain; }
+
+}  // namespace
+
+PassRun::PassRun(CpuProgram& program, CpuState& state, const Pass& pass, const Visibility& visibility,
+                 const StepList& list)
+    : program_(program),
+      kernels_(program.kernels_),
+      state_(state),
+      pass_(pass),
+      visibility_(visibility),
+      list_(list),
+      n_rows_(static_cast<int32_t>(pass.tokens.size())),
+      n_outputs_(static_cast<int32_t>(pass.outputs.size())),
+      counters_(new Counter[list.steps.size() * kCountersPerStep + 1]) {
+  reserve();
+}
+
+float* PassRun::value(ValueId v) const {
+  const bool all = rows_kind(v) == Rows::all;
+  const Region& arena = all ? program_.all_values_ : program_.output_values_;
+  return reinterpret_cast<float*>(arena.data()) +
+         list_.offset[static_cast<size_t>(v)] * (all ? n_rows_ : n_outputs_);
+}
+
+Form PassRun::form_of(WeightId id, int32_t n_rows) const {
+  const Weight& w = program_.plan_.weights[static_cast<size_t>(id)];
+  return kernels_.form(static_cast<uint32_t>(w.type), static_cast<int32_t>(w.n_in()), n_rows,
+                       program_.options_.exact);
+}
+
+// ---- memory ------------------------------------------------------------------------------
+
+void PassRun::reserve_matmul(ValueId in, std::span<const WeightId> weights, bool pair, size_t& scratch) {
+  const int32_t n_in = width(in), n = rows(in);
+  for (WeightId w : weights) {
+    // A gather takes single rows of a product of any size.
+    for (int32_t r : {n, int32_t{1}}) {
+      const Form form = form_of(w, r);
+      ensure(program_.act_[static_cast<int>(form)], kernels_.act_bytes(form, n_in, n),
+             "prepared activations");
+    }
+  }
+  size_t need = round_line(kernels_.matmul_scratch(n_in, n));
+  if (pair) need += 2 * round_line(static_cast<size_t>(n) * kMatmulRows * sizeof(float));
+  int32_t unit = 1;
+  for (int f = 0; f < kForms; ++f) unit = std::max(unit, kernels_.act_unit(static_cast<Form>(f)));
+  scratch = std::max({scratch, need, static_cast<size_t>(unit) * static_cast<size_t>(n_in) * sizeof(float)});
+}
+
+void PassRun::reserve() {
+  const Plan& plan = program_.plan_;
+  ensure(program_.all_values_,
+         static_cast<size_t>(list_.all_floats) * static_cast<size_t>(n_rows_) * sizeof(float), "activations");
+  ensure(program_.output_values_,
+         static_cast<size_t>(list_.output_floats) * static_cast<size_t>(n_outputs_) * sizeof(float),
+         "activations");
+  size_t rope = 0, scratch = kLine;
+  for (const RopeSpec& r : plan.ropes) {
+    rope_at_.push_back(rope);
+    rope += static_cast<size_t>(r.n_rot) * static_cast<size_t>(n_rows_);
+  }
+  ensure(program_.rope_, rope * sizeof(float), "rotary tables");
+  for (const Step& s : list_.steps) {
+    if (const auto* m = std::get_if<MatmulStep>(&s)) {
+      std::vector<WeightId> weights;
+      for (const LinearPart& p : m->parts) weights.push_back(p.weight);
+      reserve_matmul(m->in, weights, m->gate >= 0, scratch);
+    } else if (const auto* h = std::get_if<HeadStep>(&s)) {
+      reserve_matmul(h->in, {&h->weight, 1}, false, scratch);
+      const size_t floats = pass_.head == HeadMode::full
+                                ? static_cast<size_t>(plan.n_vocab) * static_cast<size_t>(n_outputs_)
+                                : pass_.gather_ids.size();
+      ensure(program_.logits_, floats * sizeof(float), "logits");
+    } else if (const auto* a = std::get_if<AttentionStep>(&s)) {
+      AttentionArgs args;
+      args.n_heads = a->op.n_heads;
+      args.n_kv_heads = a->op.n_kv_heads;
+      args.head_dim = a->op.head_dim;
+      args.v_head_dim = a->op.v_head_dim;
+      scratch = std::max(scratch, kernels_.attention_scratch(args, kAttentionRows) * sizeof(float));
+    } else if (const auto* p = std::get_if<HeadsStep>(&s)) {
+      for (const HeadsStep::Item& i : p->items)
+        scratch = std::max(scratch, static_cast<size_t>(width(i.in)) * sizeof(float));
+    }
+  }
+  scratch_stride_ = round_line(scratch);
+  ensure(program_.scratch_, scratch_stride_ * static_cast<size_t>(program_.pool_->size()), "thread scratch");
+}
+
+// ---- the team ----------------------------------------------------------------------------
+
+void PassRun::run() {
+  program_.pool_->run([this](int t) { thread_main(t); });
+}
+
+void PassRun::thread_main(int t) {
+  Counter* counter = counters_.get();
+  compute_ropes(*counter++);
+  for (const Step& s : list_.steps) {
+    std::visit([&](const auto& x) { step(x, counter, t); }, s);
+    program_.pool_->barrier();
+    counter += kCountersPerStep;
+  }
+}
+
+// cos and sin of position * inv_freq, the product rounded to f32 as the models were trained with.
+void PassRun::compute_ropes(Counter& counter) {
+  share(counter, n_rows_, 8, [&](int32_t begin, int32_t end) {
+    for (size_t i = 0; i < rope_at_.size(); ++i) {
+      const RopeSpec& spec = program_.plan_.ropes[i];
+      const int32_t half = spec.n_rot / 2;
+      for (int32_t r = begin; r < end; ++r) {
+        float* cs = reinterpret_cast<float*>(program_.rope_.data()) + rope_at_[i] +
+                    static_cast<size_t>(r) * static_cast<size_t>(spec.n_rot);
+        const auto position = static_cast<float>(pass_.positions[static_cast<size_t>(r)]);
+        for (int32_t k = 0; k < half; ++k) {
+          const double angle = position * spec.inv_freq[static_cast<size_t>(k)];
+          cs[k] = static_cast<float>(std::cos(angle)) * spec.magnitude;
+          cs[half + k] = static_cast<float>(std::sin(angle)) * spec.magnitude;
+        }
+      }
+    }
+  });
+}
+
+// ---- steps -------------------------------------------------------------------------------
+
+void PassRun::step(const EmbedStep& s, Counter* counters, int) {
+  const Weight& table = program_.plan_.weights[static_cast<size_t>(s.table)];
+  const auto d = static_cast<size_t>(width(s.out));
+  const size_t bytes = row_bytes(table.type, d);
+  float* out = value(s.out);
+  share(counters[0], n_rows_, 4, [&](int32_t begin, int32_t end) {
+    for (int32_t r = begin; r < end; ++r)
+      dequantize_row(table.type,
+                     static_cast<const uint8_t*>(table.data) +
+                         static_cast<size_t>(pass_.tokens[static_cast<size_t>(r)]) * bytes,
+                     out + static_cast<size_t>(r) * d, d);
+  });
+}
+
+// Norms and prepares `in` for the forms asked, in the team's shared buffers.
+void PassRun::prepare(ValueId in, const Norm& norm, const bool (&forms)[kForms], Counter& counter, int t) {
+  const int32_t n_in = width(in), n = rows(in);
+  int32_t unit = 1;
+  for (int f = 0; f < kForms; ++f)
+    if (forms[f]) unit = std::max(unit, kernels_.act_unit(static_cast<Form>(f)));
+  const float* x = value(in);
+  auto* normed = reinterpret_cast<float*>(scratch(t));
+  share(counter, n, unit, [&](int32_t begin, int32_t end) {
+    const float* from = x + static_cast<size_t>(begin) * static_cast<size_t>(n_in);
+    if (norm.weight) {
+      kernels_.rms_norm_rows(from, norm.weight, norm.eps, norm.group, n_in, end - begin, normed);
+      from = normed;
+    }
+    for (int f = 0; f < kForms; ++f)
+      if (forms[f])
+        kernels_.prepare(static_cast<Form>(f), from, static_cast<size_t>(n_in), n_in, n, begin, end,
+                         program_.act_[f].data());
+  });
+}
+
+MatmulArgs PassRun::matmul_args(WeightId id, int32_t n_rows, Form form, int t) const {
+  const Weight& w = program_.plan_.weights[static_cast<size_t>(id)];
+  MatmulArgs a;
+  a.type = static_cast<uint32_t>(w.type);
+  a.w = static_cast<const uint8_t*>(w.data);
+  a.row_bytes = row_bytes(w.type, static_cast<size_t>(w.n_in()));
+  a.n_in = static_cast<int32_t>(w.n_in());
+  a.form = form;
+  a.act = program_.act_[static_cast<int>(form)].data();
+  a.n_rows = n_rows;
+  a.decode = decode_row;
+  a.scratch = scratch(t);
+  return a;
+}
+
+// Rows [begin, end) of one part, then what rides on them.
+void PassRun::matmul_chunk(const MatmulStep& s, int part, int32_t begin, int32_t end, int t) {
+  const LinearPart& p = s.parts[static_cast<size_t>(part)];
+  const int32_t n = rows(s.in);
+  const auto n_out = static_cast<size_t>(width(p.out));
+  MatmulArgs a = matmul_args(p.weight, n, form_of(p.weight, n), t);
+  a.y = value(p.out) + begin;
+  a.ldy = n_out;
+  kernels_.matmul(a, begin, end);
+  const float* residual = p.residual == kNone ? nullptr : value(p.residual) + begin;
+  for (int32_t r = 0; r < n && (p.bias || residual); ++r) {
+    float* y = a.y + static_cast<size_t>(r) * n_out;
+    if (p.bias) kernels_.add(y, p.bias + begin, end - begin, y);
+    if (residual) kernels_.add(y, residual + static_cast<size_t>(r) * n_out, end - begin, y);
+  }
+}
+
+// Rows [begin, end) of gate and up into scratch, silu(gate) * up into the step's value.
+void PassRun::pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t) {
+  const int32_t n = rows(s.in), count = end - begin;
+  const auto n_out = static_cast<size_t>(width(s.swiglu));
+  const size_t half = round_line(static_cast<size_t>(n) * kMatmulRows * sizeof(float));
+  uint8_t* base = scratch(t) + round_line(kernels_.matmul_scratch(width(s.in), n));
+  float* y[2] = {reinterpret_cast<float*>(base), reinterpret_cast<float*>(base + half)};
+  const int which[2] = {s.gate, s.up};
+  for (int i = 0; i < 2; ++i) {
+    const LinearPart& p = s.parts[static_cast<size_t>(which[i])];
+    MatmulArgs a = matmul_args(p.weight, n, form_of(p.weight, n), t);
+    a.y = y[i];
+    a.ldy = static_cast<size_t>(count);
+    kernels_.matmul(a, begin, end);
+    for (int32_t r = 0; r < n && p.bias; ++r) {
+      float* row = y[i] + static_cast<size_t>(r) * a.ldy;
+      kernels_.add(row, p.bias + begin, count, row);
+    }
+  }
+  for (int32_t r = 0; r < n; ++r)
+    kernels_.swiglu(y[0] + r * count, y[1] + r * count, count,
+                    value(s.swiglu) + static_cast<size_t>(r) * n_out + begin);
+}
+
+void PassRun::step(const MatmulStep& s, Counter* counters, int t) {
+  const int32_t n = rows(s.in);
+  const int threads = program_.pool_->size();
+  bool forms[kForms] = {};
+  for (const LinearPart& p : s.parts) forms[static_cast<int>(form_of(p.weight, n))] = true;
+  prepare(s.in, s.norm, forms, counters[0], t);
+  program_.pool_->barrier();
+
+  // Pieces of all parts in one sequence, so that the parts need no barrier between them.
+  int32_t total = 0;
+  for (const LinearPart& p : s.parts) total += width(p.out);
+  const int32_t g = grain(total, threads);
+  struct Range {
+    int part;
+    int32_t n_out, first;
+  };
+  std::vector<Range> ranges;
+  int32_t n_pieces = 0;
+  for (int i = 0; i < static_cast<int>(s.parts.size()); ++i) {
+    if (i == s.up) continue;
+    const int32_t n_out = width(s.parts[static_cast<size_t>(i)].out);
+    ranges.push_back({i, n_out, n_pieces});
+    n_pieces += pieces(n_out, g);
+  }
+  share(counters[1], n_pieces, 1, [&](int32_t piece, int32_t) {
+    size_t k = 0;
+    while (k + 1 < ranges.size() && piece >= ranges[k + 1].first) ++k;
+    const int32_t begin = (piece - ranges[k].first) * g, end = std::min(begin + g, ranges[k].n_out);
+    if (ranges[k].part == s.gate)
+      pair_chunk(s, begin, end, t);
+    else
+      matmul_chunk(s, ranges[k].part, begin, end, t);
+  });
+}
+
+// Row i of an item's input: norm, rope, then to its value and state.
+void PassRun::heads_row(const HeadsStep::Item& item, int32_t i, int t) {
+  const int32_t n = width(item.in);
+  const int32_t r = pass_row(item.in, i);
+  const float* x = value(item.in) + static_cast<size_t>(i) * static_cast<size_t>(n);
+  float* y = item.out == kNone ? reinterpret_cast<float*>(scratch(t))
+                               : value(item.out) + static_cast<size_t>(i) * static_cast<size_t>(n);
+  if (item.norm.weight)
+    kernels_.rms_norm_rows(x, item.norm.weight, item.norm.eps, item.norm.group, n, 1, y);
+  else
+    std::memcpy(y, x, static_cast<size_t>(n) * sizeof(float));
+  if (item.rope != kNone) {
+    const RopeSpec& spec = program_.plan_.ropes[static_cast<size_t>(item.rope)];
+    const float* cs = reinterpret_cast<const float*>(program_.rope_.data()) +
+                      rope_at_[static_cast<size_t>(item.rope)] +
+                      static_cast<size_t>(r) * static_cast<size_t>(spec.n_rot);
+    kernels_.rope(y, cs, item.n_heads, n / item.n_heads, spec.n_rot,
+                  spec.pairing == RopeSpec::Pairing::adjacent);
+  }
+  if (item.state == kNone) return;
+  const auto slot = static_cast<size_t>(pass_.first_slot + r);
+  const bool f16 = state_.is_f16(item.state);
+  uint8_t* to = state_.buffer(item.state) + slot * static_cast<size_t>(n) * (f16 ? 2 : 4);
+  if (f16)
+    kernels_.to_f16(y, n, reinterpret_cast<uint16_t*>(to));
+  else
+    std::memcpy(to, y, static_cast<size_t>(n) * sizeof(float));
+}
+
+void PassRun::step(const HeadsStep& s, Counter* counters, int t) {
+  int32_t total = 0;
+  for (const HeadsStep::Item& i : s.items) total += rows(i.in);
+  share(counters[0], total, 1, [&](int32_t i, int32_t) {
+    size_t k = 0;
+    for (; i >= rows(s.items[k].in); ++k) i -= rows(s.items[k].in);
+    heads_row(s.items[k], i, t);
+  });
+}
+
+void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
+  const Attention& op = s.op;
+  AttentionArgs a;
+  a.q = value(op.q);
+  a.ldq = static_cast<size_t>(width(op.q));
+  a.out = value(op.out);
+  a.ldo = static_cast<size_t>(width(op.out));
+  a.k = state_.buffer(op.k_state);
+  a.v = state_.buffer(op.v_state);
+  a.f16 = state_.is_f16(op.k_state);
+  a.n_heads = op.n_heads;
+  a.n_kv_heads = op.n_kv_heads;
+  a.head_dim = op.head_dim;
+  a.v_head_dim = op.v_head_dim;
+  a.scale = op.scale;
+  a.row_of = rows_kind(op.q) == Rows::all ? nullptr : pass_.outputs.data();
+  a.prefix = visibility_.prefix.data();
+  a.extra = visibility_.extra.data();
+  a.extra_begin = visibility_.extra_begin.data();
+  const int32_t n = rows(op.q), blocks = pieces(n, kAttentionRows);
+  share(counters[0], blocks * op.n_kv_heads, 1, [&](int32_t task, int32_t) {
+    const int32_t block = blocks - 1 - task / op.n_kv_heads;  // the longest first
+    kernels_.attention(a, block * kAttentionRows, std::min(n, (block + 1) * kAttentionRows),
+                       task % op.n_kv_heads, reinterpret_cast<float*>(scratch(t)));
+  });
+}
+
+void PassRun::step(const AddStep& s, Counter* counters, int) {
+  const auto n = static_cast<size_t>(width(s.out));
+  share(counters[0], rows(s.out), 4, [&](int32_t begin, int32_t end) {
+    const size_t at = static_cast<size_t>(begin) * n;
+    kernels_.add(value(s.a) + at, value(s.b) + at, static_cast<int32_t>(n) * (end - begin),
+                 value(s.out) + at);
+  });
+}
+
+void PassRun::step(const SwiGluStep& s, Counter* counters, int) {
+  const auto n = static_cast<size_t>(width(s.out));
+  share(counters[0], rows(s.out), 4, [&](int32_t begin, int32_t end) {
+    const size_t at = static_cast<size_t>(begin) * n;
+    kernels_.swiglu(value(s.gate) + at, value(s.up) + at, static_cast<int32_t>(n) * (end - begin),
+                    value(s.out) + at);
+  });
+}
+
+void PassRun::step(const SelectStep& s, Counter* counters, int) {
+  const auto n = static_cast<size_t>(width(s.out));
+  share(counters[0], n_outputs_, 4, [&](int32_t begin, int32_t end) {
+    for (int32_t o = begin; o < end; ++o)
+      std::memcpy(value(s.out) + static_cast<size_t>(o) * n,
+                  value(s.in) + static_cast<size_t>(pass_.outputs[static_cast<size_t>(o)]) * n,
+                  n * sizeof(float));
+  });
+}
+
+void PassRun::step(const HeadStep& s, Counter* counters, int t) {
+  const bool gather = pass_.head == HeadMode::gather;
+  const Form form = form_of(s.weight, gather ? 1 : n_outputs_);
+  bool forms[kForms] = {};
+  forms[static_cast<int>(form)] = true;
+  prepare(s.in, s.norm, forms, counters[0], t);
+  program_.pool_->barrier();
+  if (gather) return head_gather(s, counters[1], t);
+  const int32_t vocab = program_.plan_.n_vocab;
+  share(counters[1], vocab, kMatmulRows, [&](int32_t begin, int32_t end) {
+    MatmulArgs a = matmul_args(s.weight, n_outputs_, form, t);
+    a.y = reinterpret_cast<float*>(program_.logits_.data()) + begin;
+    a.ldy = static_cast<size_t>(vocab);
+    kernels_.matmul(a, begin, end);
+    for (int32_t o = 0; o < n_outputs_ && s.bias; ++o) {
+      float* y = a.y + static_cast<size_t>(o) * a.ldy;
+      kernels_.add(y, s.bias + begin, end - begin, y);
+    }
+  });
+}
+
+// Single rows of the head, each against the output row that asks for it.
+void PassRun::head_gather(const HeadStep& s, Counter& counter, int t) {
+  const Form form = form_of(s.weight, 1);
+  const std::span<const int32_t> begin = pass_.gather_begin;
+  share(counter, static_cast<int32_t>(pass_.gather_ids.size()), 1, [&](int32_t i, int32_t) {
+    const auto o = static_cast<int32_t>(std::upper_bound(begin.begin(), begin.end(), i) - begin.begin()) - 1;
+    const int32_t id = pass_.gather_ids[static_cast<size_t>(i)];
+    MatmulArgs a = matmul_args(s.weight, 1, form, t);
+    a.act = kernels_.act_row(form, a.act, a.n_in, o);
+    a.y = reinterpret_cast<float*>(program_.logits_.data()) + i;
+    kernels_.matmul(a, id, id + 1);
+    if (s.bias) *a.y += s.bias[id];
+  });
+}
+
+}  // namespace reflex::cpu
