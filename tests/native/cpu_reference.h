@@ -1,0 +1,167 @@
+// A plan evaluated op by op in float64, unfused and unthreaded: what every backend is held against.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "backend/backend.h"
+#include "quant/dequantize.h"
+
+namespace reference {
+
+using reflex::kNone;
+using reflex::ValueId;
+using Matrix = std::vector<std::vector<double>>;  // (rows, width)
+
+class Evaluator {
+ public:
+  explicit Evaluator(const reflex::Plan& plan) : plan_(plan) {}
+
+  /// Logits (O, V) of a pass; states are kept between passes.
+  Matrix run(const reflex::Pass& pass) {
+    pass_ = &pass;
+    logits_.clear();
+    values_.assign(plan_.values.size(), {});
+    slots_.resize(static_cast<size_t>(pass.first_slot));
+    for (int32_t p : pass.parents) slots_.push_back(p);
+    for (const reflex::Op& op : plan_.ops) std::visit([this](const auto& o) { eval(o); }, op);
+    return logits_;
+  }
+
+ private:
+  std::vector<double> row(const reflex::Weight& w, size_t j) const {
+    std::vector<float> f(static_cast<size_t>(w.n_in()));
+    const size_t bytes = reflex::row_bytes(w.type, f.size());
+    reflex::dequantize_row(w.type, static_cast<const uint8_t*>(w.data) + j * bytes, f.data(), f.size());
+    return {f.begin(), f.end()};
+  }
+  const reflex::Weight& weight(reflex::WeightId id) const { return plan_.weights[static_cast<size_t>(id)]; }
+  Matrix& value(ValueId v) { return values_[static_cast<size_t>(v)]; }
+  int32_t pass_row(ValueId v, size_t i) const {
+    return plan_.values[static_cast<size_t>(v)].rows == reflex::Rows::all ? static_cast<int32_t>(i)
+                                                                          : pass_->outputs[i];
+  }
+
+  Matrix linear(const Matrix& x, reflex::WeightId w, reflex::WeightId bias) const {
+    const auto n_out = static_cast<size_t>(weight(w).n_out());
+    Matrix y(x.size(), std::vector<double>(n_out, 0.0));
+    const std::vector<double> b = bias == kNone ? std::vector<double>(n_out, 0.0) : row(weight(bias), 0);
+    for (size_t j = 0; j < n_out; ++j) {
+      const std::vector<double> r = row(weight(w), j);
+      for (size_t i = 0; i < x.size(); ++i) {
+        double s = 0;
+        for (size_t k = 0; k < r.size(); ++k) s += r[k] * x[i][k];
+        y[i][j] = s + b[j];
+      }
+    }
+    return y;
+  }
+
+  void eval(const reflex::Embed& o) {
+    for (int32_t t : pass_->tokens) value(o.out).push_back(row(weight(o.table), static_cast<size_t>(t)));
+  }
+  void eval(const reflex::RmsNorm& o) {
+    const std::vector<double> w = row(weight(o.weight), 0);
+    Matrix y = value(o.in);
+    const auto group = static_cast<size_t>(o.group);
+    for (std::vector<double>& r : y)
+      for (size_t g = 0; g < r.size(); g += group) {
+        double s = 0;
+        for (size_t i = 0; i < group; ++i) s += r[g + i] * r[g + i];
+        const double scale = 1.0 / std::sqrt(s / static_cast<double>(group) + static_cast<double>(o.eps));
+        for (size_t i = 0; i < group; ++i) r[g + i] *= scale * w[i];
+      }
+    value(o.out) = y;
+  }
+  void eval(const reflex::Linear& o) { value(o.out) = linear(value(o.in), o.weight, o.bias); }
+  void eval(const reflex::Rope& o) {
+    const reflex::RopeSpec& spec = plan_.ropes[static_cast<size_t>(o.rope)];
+    Matrix y = value(o.in);
+    const auto half = static_cast<size_t>(spec.n_rot / 2);
+    for (size_t i = 0; i < y.size(); ++i) {
+      const auto position = static_cast<float>(pass_->positions[static_cast<size_t>(pass_row(o.in, i))]);
+      const size_t hd = y[i].size() / static_cast<size_t>(o.n_heads);
+      for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h)
+        for (size_t k = 0; k < half; ++k) {
+          const bool adjacent = spec.pairing == reflex::RopeSpec::Pairing::adjacent;
+          double& a = y[i][h * hd + (adjacent ? 2 * k : k)];
+          double& b = y[i][h * hd + (adjacent ? 2 * k + 1 : k + half)];
+          const auto angle = static_cast<double>(position * spec.inv_freq[k]);
+          const double c = std::cos(angle) * static_cast<double>(spec.magnitude);
+          const double s = std::sin(angle) * static_cast<double>(spec.magnitude);
+          const double a0 = a, b0 = b;
+          a = a0 * c - b0 * s;
+          b = b0 * c + a0 * s;
+        }
+    }
+    value(o.out) = y;
+  }
+  void eval(const reflex::Attention& o) {
+    Matrix& ks = states_[o.k_state];
+    Matrix& vs = states_[o.v_state];
+    ks.resize(static_cast<size_t>(pass_->first_slot));
+    vs.resize(static_cast<size_t>(pass_->first_slot));
+    for (const std::vector<double>& r : value(o.k)) ks.push_back(r);
+    for (const std::vector<double>& r : value(o.v)) vs.push_back(r);
+    const auto hd = static_cast<size_t>(o.head_dim), hdv = static_cast<size_t>(o.v_head_dim);
+    const auto rep = static_cast<size_t>(o.n_heads / o.n_kv_heads);
+    Matrix out;
+    for (size_t i = 0; i < value(o.q).size(); ++i) {
+      std::vector<size_t> seen;
+      for (int32_t s = pass_->first_slot + pass_row(o.q, i); s >= 0; s = slots_[static_cast<size_t>(s)])
+        seen.push_back(static_cast<size_t>(s));
+      out.emplace_back(static_cast<size_t>(o.n_heads) * hdv, 0.0);
+      for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h) {
+        std::vector<double> p;
+        for (size_t s : seen) {
+          double dot = 0;
+          for (size_t d = 0; d < hd; ++d) dot += value(o.q)[i][h * hd + d] * ks[s][h / rep * hd + d];
+          p.push_back(dot * static_cast<double>(o.scale));
+        }
+        const double top = *std::max_element(p.begin(), p.end());
+        double total = 0;
+        for (double& x : p) total += x = std::exp(x - top);
+        for (size_t j = 0; j < seen.size(); ++j)
+          for (size_t d = 0; d < hdv; ++d)
+            out[i][h * hdv + d] += p[j] / total * vs[seen[j]][h / rep * hdv + d];
+      }
+    }
+    value(o.out) = out;
+  }
+  void eval(const reflex::SwiGlu& o) {
+    Matrix y = value(o.gate);
+    for (size_t i = 0; i < y.size(); ++i)
+      for (size_t j = 0; j < y[i].size(); ++j) y[i][j] *= value(o.up)[i][j] / (1.0 + std::exp(-y[i][j]));
+    value(o.out) = y;
+  }
+  void eval(const reflex::Add& o) {
+    Matrix y = value(o.a);
+    for (size_t i = 0; i < y.size(); ++i)
+      for (size_t j = 0; j < y[i].size(); ++j) y[i][j] += value(o.b)[i][j];
+    value(o.out) = y;
+  }
+  void eval(const reflex::SelectOutputs& o) {
+    for (int32_t r : pass_->outputs) value(o.out).push_back(value(o.in)[static_cast<size_t>(r)]);
+  }
+  void eval(const reflex::Head& o) { logits_ = linear(value(o.in), o.weight, o.bias); }
+
+  const reflex::Plan& plan_;
+  const reflex::Pass* pass_ = nullptr;
+  std::vector<Matrix> values_;
+  std::map<reflex::StateId, Matrix> states_;
+  std::vector<int32_t> slots_;  // parent of each
+  Matrix logits_;
+};
+
+/// sum (a - b)^2 / sum b^2
+inline double nmse(const std::vector<double>& got, const std::vector<double>& want) {
+  double err = 0, all = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    err += (got[i] - want[i]) * (got[i] - want[i]);
+    all += want[i] * want[i];
+  }
+  return all > 0 ? err / all : err;
+}
+
+}  // namespace reference
