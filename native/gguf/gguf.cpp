@@ -34,7 +34,7 @@ struct File::Impl {
   }
 
   void index_tensors();
-  [[noreturn]] void wrong(const Value& v, const char* expected, const std::string& found) const;
+  [[noreturn]] void wrong(const Value& v, const char* expected) const;
   [[noreturn]] void absent(std::string_view key, const char* expected) const;
 };
 
@@ -55,9 +55,9 @@ void File::Impl::index_tensors() {
   }
 }
 
-void File::Impl::wrong(const Value& v, const char* expected, const std::string& found) const {
+void File::Impl::wrong(const Value& v, const char* expected) const {
   fail(ErrorKind::gguf, "%s: key %s, offset %" PRIu64 ": expected %s, found %s", parts[0].path.c_str(),
-       quoted(v.key).c_str(), v.offset, expected, found.c_str());
+       quoted(v.key).c_str(), v.offset, expected, describe(v).c_str());
 }
 
 void File::Impl::absent(std::string_view key, const char* expected) const {
@@ -176,7 +176,7 @@ std::optional<uint64_t> File::get_uint(std::string_view key) const {
   const Value* v = find(key);
   if (!v) return std::nullopt;
   const std::optional<uint64_t> n = uint_value(*v);
-  if (!n) impl_->wrong(*v, "a non-negative integer", value_type_name(v->type));
+  if (!n) impl_->wrong(*v, "a non-negative integer");
   return n;
 }
 
@@ -191,30 +191,30 @@ std::optional<double> File::get_float(std::string_view key) const {
   } else if (v->type == ValueType::f64) {
     std::memcpy(&x, v->data, sizeof x);
   } else {
-    impl_->wrong(*v, "f32 or f64", value_type_name(v->type));
+    impl_->wrong(*v, "f32 or f64");
   }
-  if (!std::isfinite(x)) impl_->wrong(*v, "a finite number", format("%g", x));
+  if (!std::isfinite(x)) impl_->wrong(*v, "a finite number");
   return x;
 }
 
 std::optional<bool> File::get_bool(std::string_view key) const {
   const Value* v = find(key);
   if (!v) return std::nullopt;
-  if (v->type != ValueType::boolean) impl_->wrong(*v, "bool", value_type_name(v->type));
+  if (v->type != ValueType::boolean) impl_->wrong(*v, "bool");
   return *v->data != std::byte{0};
 }
 
 std::optional<std::string_view> File::get_string(std::string_view key) const {
   const Value* v = find(key);
   if (!v) return std::nullopt;
-  if (v->type != ValueType::string) impl_->wrong(*v, "string", value_type_name(v->type));
+  if (v->type != ValueType::string) impl_->wrong(*v, "string");
   return v->string;
 }
 
 const ArrayView* File::get_array(std::string_view key) const {
   const Value* v = find(key);
   if (!v) return nullptr;
-  if (v->type != ValueType::array) impl_->wrong(*v, "array", value_type_name(v->type));
+  if (v->type != ValueType::array) impl_->wrong(*v, "array");
   return &v->array;
 }
 

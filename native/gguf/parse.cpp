@@ -140,7 +140,7 @@ uint64_t read_alignment(Reader& in, const Parsed& parsed) {
   if (!v) return kDefaultAlignment;
   in.subject("key", v->key);
   const std::optional<uint64_t> n = uint_value(*v);
-  if (!n) in.fail_at(v->offset, "expected a non-negative integer, found %s", value_type_name(v->type));
+  if (!n) in.fail_at(v->offset, "expected a non-negative integer, found %s", describe(*v).c_str());
   if (!std::has_single_bit(*n) || *n < kMinAlignment || *n > kMaxAlignment)
     in.fail_at(v->offset, "expected a power of two from %" PRIu64 " to %" PRIu64 ", found %" PRIu64,
                kMinAlignment, kMaxAlignment, *n);

@@ -38,4 +38,7 @@ uint32_t value_bytes(ValueType type);
 /// A scalar integer's value when it is not negative; nullopt when it is, or is no integer.
 std::optional<uint64_t> uint_value(const Value& value);
 
+/// What a value is, for messages: "i32 -3", "f32 nan", "string 'abc'", "array of 5 x u8".
+std::string describe(const Value& value);
+
 }  // namespace reflex::gguf

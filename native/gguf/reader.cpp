@@ -109,7 +109,7 @@ void Reader::truncated(uint64_t bytes, const char* what) const {
 }
 
 void Reader::fail_at(uint64_t at, const char* format_, ...) const {
-  char message[512];
+  char message[1024];
   va_list args;
   va_start(args, format_);
   std::vsnprintf(message, sizeof message, format_, args);

@@ -19,7 +19,7 @@ std::optional<uint64_t> split_key(const std::string& file, const Parsed& parsed,
   const std::optional<uint64_t> n = uint_value(*v);
   if (!n)
     fail(ErrorKind::gguf, "%s: key '%s', offset %" PRIu64 ": expected a non-negative integer, found %s",
-         file.c_str(), key, v->offset, value_type_name(v->type));
+         file.c_str(), key, v->offset, describe(*v).c_str());
   return n;
 }
 

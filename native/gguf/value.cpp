@@ -97,6 +97,21 @@ std::optional<uint64_t> uint_value(const Value& value) {
   return n->bits;
 }
 
+std::string describe(const Value& value) {
+  const char* name = value_type_name(value.type);
+  if (value.type == ValueType::string) return std::string(name) + " " + quoted(value.string);
+  if (value.type == ValueType::array)
+    return format("array of %" PRIu64 " x %s", value.array.count, value_type_name(value.array.type));
+  if (value.type == ValueType::f32)
+    return format("%s %g", name, static_cast<double>(load<float>(value.data)));
+  if (value.type == ValueType::f64) return format("%s %g", name, load<double>(value.data));
+  if (value.type == ValueType::boolean)
+    return format("%s %s", name, load<uint8_t>(value.data) ? "true" : "false");
+  const std::optional<Integer> n = integer(value.type, value.data);
+  if (n->negative) return format("%s %" PRId64, name, static_cast<int64_t>(n->bits));
+  return format("%s %" PRIu64, name, n->bits);
+}
+
 int64_t ArrayView::as_int(uint64_t i) const {
   const std::optional<Integer> n = integer(type, element(*this, i));
   if (!n) fail_element(*this, i, "an integer");
