@@ -7,8 +7,8 @@
 
 namespace reflex {
 
-/// y (n) = decode(x), n a multiple of the type's block. Throws Error(unsupported) for types
-/// that hold no weights (integers, Q8_1, Q8_K).
+/// y (n) = decode(x), n a multiple of the type's block, else Error(invalid_input). Throws Error(unsupported)
+/// for types that hold no weights (integers, Q8_1, Q8_K).
 void dequantize_row(GgmlType type, const void* x, float* y, size_t n);
 
 /// Whether dequantize_row knows the type.

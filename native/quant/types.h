@@ -6,9 +6,15 @@
 namespace reflex {
 
 enum class GgmlType : uint32_t {
-#define REFLEX_TYPE(name, id, values, bytes) name = id,
+#define REFLEX_TYPE(name, id, values, bytes, kind) name = id,
 #include "quant/types.def"
 #undef REFLEX_TYPE
+};
+
+enum class TypeKind : uint8_t {
+  plain,   ///< one float per value
+  packed,  ///< blocks of quantised weights
+  other,   ///< no weights: integers, f64, types for activations
 };
 
 struct TypeInfo {
@@ -16,6 +22,7 @@ struct TypeInfo {
   GgmlType type;
   uint32_t block_values;  ///< values per block; a row's length must be a multiple
   uint32_t block_bytes;   ///< bytes per block
+  TypeKind kind;
 };
 
 /// Geometry of a type by its file id; nullptr when the id is unknown.

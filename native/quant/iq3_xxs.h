@@ -1,0 +1,29 @@
+// IQ3_XXS: 256 values, rows of 4 from a grid of 256, signs in 7 bits per 8, 4-bit scale per 32.
+//                                                value = (d * (1/2 + sc) / 2) * (+-grid)
+#pragma once
+#include "quant/iq_common.h"
+
+REFLEX_QUANT_BEGIN
+
+struct IQ3_XXS {
+  static constexpr int kValues = 256;
+  static constexpr bool kHasMin = false;
+
+  struct Block {
+    Half d;
+    uint8_t qs[64];      ///< row numbers
+    uint8_t scales[32];  ///< 32 bits per 32 values: 4 times 7 of signs, 4 of scale
+  };
+
+  REFLEX_HD static void unpack32(const Block& b, int g, int8_t* __restrict__ q, float* scale, float*) {
+    const uint8_t* rows = b.qs + 8 * g;
+    const uint32_t bits = load_u32(b.scales + 4 * g);
+    for (int i = 0; i < 4; ++i) {
+      const uint64_t values = iq3xxs_values(iq3xxs_row(rows[2 * i]), iq3xxs_row(rows[2 * i + 1]));
+      store_u64(q + 8 * i, negate_bytes(values, signs_of_7_bits(bits >> 7 * i & 0x7F)));
+    }
+    scale[0] = scale[1] = to_float(b.d) * (0.5f + static_cast<float>(bits >> 28)) * 0.5f;
+  }
+};
+
+REFLEX_QUANT_END

@@ -1,0 +1,26 @@
+// Q2_0: 64 values, 2 bits, one scale.            value = d * (q - 1)
+// (GGML_TYPE_Q2_0 of ggml.h, block_q2_0 of ggml-common.h; ggml-org/llama.cpp pull request 24448.)
+// Files from before that change hold 128 values under the same id; their sizes give them away.
+#pragma once
+#include "quant/block.h"
+
+REFLEX_QUANT_BEGIN
+
+struct Q2_0 {
+  static constexpr int kValues = 64;
+  static constexpr bool kHasMin = false;
+
+  struct Block {
+    Half d;
+    uint8_t qs[16];  ///< value i: bits 2 * (i % 4).. of byte i / 4
+  };
+
+  REFLEX_HD static void unpack32(const Block& b, int g, int8_t* __restrict__ q, float* scale, float*) {
+    // q - 1 in each byte: bit 7 lent so that no byte borrows, then taken back.
+    for (int i = 0; i < 4; ++i)
+      store_u64(q + 8 * i, (spread_pairs(load_u16(b.qs + 8 * g + 2 * i)) + 0x7F * kOnes) ^ 0x80 * kOnes);
+    scale[0] = scale[1] = to_float(b.d);
+  }
+};
+
+REFLEX_QUANT_END

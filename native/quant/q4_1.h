@@ -1,0 +1,27 @@
+// Q4_1: 32 values, 4 bits, scale and minimum.    value = d * q + m
+#pragma once
+#include "quant/block.h"
+
+REFLEX_QUANT_BEGIN
+
+struct Q4_1 {
+  static constexpr int kValues = 32;
+  static constexpr bool kHasMin = true;
+
+  struct Block {
+    Half d;
+    Half m;
+    uint8_t qs[16];  ///< value i: low nibble of byte i, value 16 + i: its high nibble
+  };
+
+  REFLEX_HD static void unpack32(const Block& b, int, int8_t* __restrict__ q, float* scale, float* min) {
+    for (int i = 0; i < 16; ++i) {
+      q[i] = static_cast<int8_t>(b.qs[i] & 0xF);
+      q[16 + i] = static_cast<int8_t>(b.qs[i] >> 4);
+    }
+    scale[0] = scale[1] = to_float(b.d);
+    min[0] = min[1] = to_float(b.m);
+  }
+};
+
+REFLEX_QUANT_END
