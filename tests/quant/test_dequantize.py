@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import quant_blocks as qb
 from gguf import GGMLQuantizationType as T
+
 from reflex_worker import _testing
 
 PACKED = sorted(qb.HALVES)
