@@ -12,8 +12,9 @@ REFLEX_QUANT_BEGIN
 
 /// Eight table entries in a word, the first in the low byte.
 constexpr uint64_t table_word(int a, int b, int c, int d, int e, int f, int g, int h) {
+  const int from_the_top[] = {h, g, f, e, d, c, b, a};
   uint64_t word = 0;
-  for (const int v : {h, g, f, e, d, c, b, a}) word = word << 8 | (static_cast<uint64_t>(v) & 0xFF);
+  for (const int v : from_the_top) word = word << 8 | (static_cast<uint64_t>(v) & 0xFF);
   return word;
 }
 
