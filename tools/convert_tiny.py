@@ -1,0 +1,243 @@
+"""transformers checkpoint -> GGUF, for the tiny dense models of the fixtures.
+
+Owns: names, key names, the row permutation of llama's q and k, llama 3's rope_freqs tensor, tiny
+vocabularies, and blocks of every quant type. Refuses: anything of real size (llama.cpp's
+convert_hf_to_gguf.py does that); key names and what it leaves out are that script's
+(llama.cpp, convert_hf_to_gguf.py and gguf-py/gguf/constants.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import transformers
+from gguf import GGMLQuantizationType as Type
+from reference import BLOCK_NAMES, GLOBAL_NAMES, permute_rows
+
+TypePlan = Callable[[str, tuple[int, ...]], Type]
+FILE_TYPES = {
+    Type.F32: gguf.LlamaFileType.ALL_F32, Type.F16: gguf.LlamaFileType.MOSTLY_F16,
+    Type.BF16: gguf.LlamaFileType.MOSTLY_BF16, Type.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    Type.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0, Type.Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    Type.Q5_K: gguf.LlamaFileType.MOSTLY_Q5_K_M, Type.Q6_K: gguf.LlamaFileType.MOSTLY_Q6_K,
+    Type.IQ4_XS: gguf.LlamaFileType.MOSTLY_IQ4_XS,
+}  # fmt: skip
+
+# ---- blocks of any type --------------------------------------------------------------------
+
+# Where a block keeps its f16 scale, and its f16 minimum where it has one (bytes; ggml-common.h).
+SCALE_OFFSETS: dict[Type, tuple[int, int | None]] = {
+    Type.Q2_K: (80, 82), Type.Q3_K: (108, None), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208, None),
+    Type.IQ2_XXS: (0, None), Type.IQ2_XS: (0, None), Type.IQ2_S: (0, None), Type.IQ3_XXS: (0, None),
+    Type.IQ3_S: (0, None), Type.IQ1_S: (0, None), Type.IQ4_NL: (0, None), Type.IQ4_XS: (0, None),
+}  # fmt: skip
+UNIT = 2.0**-8  # a scale with which no decode overflows or rounds to nothing
+
+
+def random_blocks(kind: Type, rows: int, width: int, std: float, rng: np.random.Generator) -> np.ndarray:
+    """Random blocks (rows, bytes per row) that decode to about mean 0 and the given std.
+
+    For types that the gguf package decodes but cannot make: every bit but the scales is drawn, so
+    that all codes, sub-scales and sign patterns occur.
+    """
+    if kind == Type.IQ1_M:
+        return random_iq1_m(rows, width, std, rng)
+    per_block, size = gguf.GGML_QUANT_SIZES[kind]
+    d_at, m_at = SCALE_OFFSETS[kind]
+    raw = rng.integers(0, 256, (rows * width // per_block, size), dtype=np.uint8)
+
+    def put(at: int | None, value: np.ndarray | float) -> None:
+        if at is not None:
+            halves = np.broadcast_to(np.asarray(value, np.float16), (len(raw),))
+            raw[:, at : at + 2] = np.ascontiguousarray(halves).view(np.uint8).reshape(-1, 2)
+
+    def decoded() -> np.ndarray:
+        return gguf.dequantize(raw.reshape(rows, -1), kind).astype(np.float64)
+
+    put(d_at, UNIT)
+    put(m_at, 0.0)
+    scaled, ratio = decoded(), 0.0
+    if m_at is not None:  # value = d * a - m * b: the m that brings the mean to 0
+        put(d_at, 0.0)
+        put(m_at, UNIT)
+        ratio = float(scaled.mean() / -decoded().mean())
+        scaled = scaled + ratio * decoded()
+    spread = rng.uniform(0.8, 1.2, len(raw)) * UNIT * std / scaled.std()
+    put(d_at, spread)
+    put(m_at, spread * ratio)
+    return raw.reshape(rows, -1)
+
+
+def random_iq1_m(rows: int, width: int, std: float, rng: np.random.Generator) -> np.ndarray:
+    """IQ1_M spreads its f16 scale over the high nibbles of four 16-bit words of sub-scales."""
+    per_block, size = gguf.GGML_QUANT_SIZES[Type.IQ1_M]
+    raw = rng.integers(0, 256, (rows * width // per_block, size), dtype=np.uint8)
+
+    def put(value: float) -> None:
+        bits = int(np.float16(value).view(np.uint16))
+        words = raw[:, size - 8 :].copy().view(np.uint16)
+        for i in range(4):
+            words[:, i] = (words[:, i] & 0x0FFF) | ((bits >> (4 * i) & 0xF) << 12)
+        raw[:, size - 8 :] = words.view(np.uint8)
+
+    put(UNIT)
+    put(UNIT * std / gguf.dequantize(raw.reshape(rows, -1), Type.IQ1_M).std())
+    return raw.reshape(rows, -1)
+
+
+def encode(data: np.ndarray, kind: Type, rng: np.random.Generator) -> np.ndarray:
+    """The bytes of a matrix in the given type: quantised where the gguf package can, else drawn."""
+    if kind == Type.F32:
+        return data
+    try:
+        return gguf.quantize(data, kind)
+    except NotImplementedError:
+        return random_blocks(kind, data.shape[0], data.shape[1], float(data.std()), rng)
+
+
+# ---- vocabularies --------------------------------------------------------------------------
+
+MERGES = ["t h", "Ġ t", "Ġt h", "i n", "e r", "a n", "Ġ a", "o n", "Ġth e", "r e"]
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+PIECES = ["▁", "▁t", "▁th", "▁the", "he", "in", "er", "an", "▁a", "on", "re", "e", "t", "a", "o", "h", "n"]
+
+
+def byte_letters() -> list[str]:
+    """GPT-2's printable stand-ins of the 256 bytes, in byte order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(b if b in printable else next(spare)) for b in range(256)]
+
+
+def add_bpe_vocabulary(w: gguf.GGUFWriter, pre: str) -> None:
+    tokens = [*byte_letters(), *("".join(m.split(" ")) for m in MERGES), *CONTROL]
+    kinds = [gguf.TokenType.NORMAL] * (len(tokens) - len(CONTROL)) + [gguf.TokenType.CONTROL] * len(CONTROL)
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre(pre)
+    w.add_token_list(tokens)
+    w.add_token_types(kinds)
+    w.add_token_merges(MERGES)
+    w.add_eos_token_id(tokens.index("<|im_end|>"))
+    w.add_add_bos_token(False)
+
+
+def add_spm_vocabulary(w: gguf.GGUFWriter) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *PIECES]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(PIECES)
+    w.add_tokenizer_model("llama")
+    w.add_tokenizer_pre("default")
+    w.add_token_list(tokens)
+    w.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(PIECES))])
+    w.add_token_types(kinds)
+    w.add_bos_token_id(1)
+    w.add_eos_token_id(2)
+    w.add_unk_token_id(0)
+    w.add_add_bos_token(True)
+    w.add_add_space_prefix(True)
+
+
+BPE_VOCABULARY_SIZE = 256 + len(MERGES) + len(CONTROL)
+SPM_VOCABULARY_SIZE = 259 + len(PIECES)
+
+# ---- keys ----------------------------------------------------------------------------------
+
+
+def llama3_divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray:
+    """rope_freqs.weight (head_dim / 2): by what llama 3 divides each frequency.
+
+    Llama 3.1's frequency scaling (transformers, modeling_rope_utils, "llama3"): short waves are
+    kept, long ones divided by the factor, those between blended.
+    """
+    inv = rope["rope_theta"] ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    turns = rope["original_max_position_embeddings"] * inv / (2 * math.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def add_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, name: str) -> None:
+    explicit_head = c.head_dim != c.hidden_size // c.num_attention_heads or arch == "qwen3"
+    rope = c.rope_parameters
+    w.add_name(name)
+    w.add_context_length(c.max_position_embeddings)
+    w.add_block_count(c.num_hidden_layers)
+    w.add_embedding_length(c.hidden_size)
+    w.add_feed_forward_length(c.intermediate_size)
+    w.add_head_count(c.num_attention_heads)
+    w.add_head_count_kv(c.num_key_value_heads)
+    w.add_layer_norm_rms_eps(c.rms_norm_eps)
+    w.add_rope_freq_base(rope["rope_theta"])
+    if explicit_head:
+        w.add_key_length(c.head_dim)
+        w.add_value_length(c.head_dim)
+    if arch == "llama":
+        w.add_vocab_size(c.vocab_size)
+        w.add_rope_dimension_count(c.head_dim)
+    if rope["rope_type"] in ("linear", "yarn"):
+        w.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        w.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+# ---- the file ------------------------------------------------------------------------------
+
+
+def gguf_tensors(arch: str, model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
+    """GGUF names -> float32 arrays, in the order and with the rows of llama.cpp's converter."""
+    c, out = model.config, dict[str, np.ndarray]()
+    state = {k: v.detach().numpy() for k, v in model.state_dict().items()}
+    if c.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    if c.rope_parameters["rope_type"] == "llama3":
+        out["rope_freqs.weight"] = llama3_divisors(c.rope_parameters, c.head_dim)
+    for short, long in GLOBAL_NAMES.items():
+        if f"{long}.weight" in state:
+            out[f"{short}.weight"] = state[f"{long}.weight"]
+    for i in range(c.num_hidden_layers):
+        for short, long in BLOCK_NAMES.items():
+            for part in ("weight", "bias"):
+                data = state.get(f"model.layers.{i}.{long}.{part}")
+                if data is None:
+                    continue
+                if arch == "llama" and short in ("attn_q", "attn_k"):
+                    heads = c.num_attention_heads if short == "attn_q" else c.num_key_value_heads
+                    data = permute_rows(data, heads)
+                out[f"blk.{i}.{short}.{part}"] = data
+    return {n: np.ascontiguousarray(d, np.float32) for n, d in out.items()}
+
+
+def encode_tensors(tensors: dict[str, np.ndarray], plan: TypePlan, seed: int) -> dict[str, tuple[np.ndarray, Type]]:
+    """Bytes and type of each tensor; vectors stay F32 as every converter keeps them."""
+    rng = np.random.default_rng(seed)
+    out = {}
+    for name, data in tensors.items():
+        kind = Type.F32 if data.ndim == 1 else plan(name, data.shape)
+        out[name] = (encode(data, kind, rng), kind)
+    return out
+
+
+def write_gguf(
+    path: Path, arch: str, config: transformers.PretrainedConfig, vocabulary: str,
+    encoded: dict[str, tuple[np.ndarray, Type]],
+) -> None:  # fmt: skip
+    """Write the file. vocabulary: "spm", or the name of a BPE pre-tokenizer."""
+    w = gguf.GGUFWriter(path, arch)
+    add_keys(w, arch, config, path.stem)
+    w.add_file_type(FILE_TYPES.get(encoded["blk.0.attn_q.weight"][1], gguf.LlamaFileType.GUESSED))
+    if vocabulary == "spm":
+        add_spm_vocabulary(w)
+    else:
+        add_bpe_vocabulary(w, vocabulary)
+    for name, (data, kind) in encoded.items():
+        w.add_tensor(name, data, raw_dtype=None if kind == Type.F32 else kind)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
