@@ -8,7 +8,7 @@ line starts clean. A client writes with `encode` and reads with `decode_answer`.
 from __future__ import annotations
 
 import re
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import Raw, Struct
@@ -122,17 +122,21 @@ _ID: Final = msgspec.json.Decoder(str | None)
 _STRING: Final = msgspec.json.Decoder(str)
 _REQUEST: Final = msgspec.json.Decoder(Request)
 _CONTROL: Final = {name: msgspec.json.Decoder(cls) for name, cls in CONTROL_TYPES.items()}
-_EVENT: Final = {name: msgspec.json.Decoder(cls) for name, cls in EVENT_TYPES.items()}
+_EVENT: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    name: msgspec.json.Decoder(cls) for name, cls in EVENT_TYPES.items()
+}
 
-_JSON_STRING: Final = rb'"(?:[^"\\]|\\.)*"'
+_JSON_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _KEY: Final = re.compile(rb"[ \t\r\n]*(" + _JSON_STRING + rb")[ \t\r\n]*:[ \t\r\n]*", re.DOTALL)
 _AFTER_VALUE: Final = re.compile(rb"[ \t\r\n]*([,}])")
-_LEADING_ID: Final = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"id"[ \t\r\n]*:[ \t\r\n]*(' + _JSON_STRING + rb")", re.DOTALL)
+_LEADING_ID: Final = re.compile(
+    rb'[ \t\r\n]*\{[ \t\r\n]*"id"[ \t\r\n]*:[ \t\r\n]*(' + _JSON_STRING + rb")", re.DOTALL
+)
 
 
-def leading_id(prefix: bytes) -> str | None:
+def leading_id(line: bytes) -> str | None:
     """The id of a line that could not be decoded, where it is the line's first field."""
-    match = _LEADING_ID.match(prefix)
+    match = _LEADING_ID.match(line[:KEPT_PREFIX_BYTES])
     return _read_id(match[1]) if match else None
 
 
@@ -149,9 +153,6 @@ def decode_line(line: bytes) -> ClientMessage | LineError:
     except (msgspec.DecodeError, RecursionError) as e:
         return _bad(_syntax(line, e), leading_id(line))
     line_id = _read_id(fields["id"]) if "id" in fields else None
-    duplicate = _duplicate(line, fields)
-    if duplicate is not None:
-        return _bad(f"{duplicate}: expected the field once, found it twice", line_id)
     decoder: msgspec.json.Decoder = _REQUEST
     if "type" in fields:
         try:
@@ -164,11 +165,15 @@ def decode_line(line: bytes) -> ClientMessage | LineError:
             return _bad(f"type: expected one of {known} (or no type: a request), found '{kind}'", line_id)
         decoder = found
     try:
-        return decoder.decode(line)
+        message = decoder.decode(line)
     except msgspec.ValidationError as e:
         return _bad(_explain(e), line_id)
     except (msgspec.DecodeError, RecursionError) as e:
         return _bad(_syntax(line, e), line_id)
+    duplicate = _duplicate(line, fields)
+    if duplicate is not None:
+        return _bad(f"{duplicate}: expected the field once, found it twice", line_id)
+    return message
 
 
 def encode(message: Struct) -> bytes:
@@ -179,11 +184,11 @@ def encode(message: Struct) -> bytes:
 class _Head(Struct):
     event: str
     ok: bool = True
-    candidates: Raw | None = None
+    candidates: Raw = Raw()
 
 
 _HEAD: Final = msgspec.json.Decoder(_Head)
-_FINAL_OK: Final = msgspec.json.Decoder(GenerateFinal)
+_FINAL_GENERATE: Final = msgspec.json.Decoder(GenerateFinal)
 _FINAL_SCORE: Final = msgspec.json.Decoder(ScoreFinal)
 _FINAL_ERROR: Final = msgspec.json.Decoder(ErrorFinal)
 
@@ -195,7 +200,7 @@ def decode_answer(line: bytes) -> WorkerMessage:
         if head.event == "final":
             if not head.ok:
                 return _FINAL_ERROR.decode(line)
-            return (_FINAL_OK if head.candidates is None else _FINAL_SCORE).decode(line)
+            return (_FINAL_SCORE if bytes(head.candidates) else _FINAL_GENERATE).decode(line)
         decoder = _EVENT.get(head.event)
         if decoder is not None:
             return decoder.decode(line)
@@ -267,6 +272,8 @@ def _explain(error: Exception) -> str:
     text = text.replace("`", "").replace(", got ", ", found ")
     if text.startswith("Expected"):
         text = "e" + text[1:]
+    elif text == "Number out of range":
+        text = "expected a number that a double can hold, found a larger one"
     elif text.startswith("Invalid "):
         choices = ", ".join(_CHOICES.get(where, ("a documented value",)))
         text = f"expected one of {choices}, found {text.rpartition('value ')[2]}"
@@ -287,7 +294,7 @@ def _syntax(line: bytes, error: Exception) -> str:
     if _SURROGATE.search(line) and "malformed" not in str(error):
         return "expected Unicode text, found half of a surrogate pair (\\ud800 to \\udfff) by itself"
     text = str(error).removeprefix("JSON is malformed: ")
-    return f"expected JSON, found {text[:1].lower()}{text[1:]}"
+    return f"not JSON: {text[:1].lower()}{text[1:]}"
 
 
 def _last_word(text: str) -> str:

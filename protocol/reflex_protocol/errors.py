@@ -31,7 +31,14 @@ class ProtocolError(Exception):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side tried something that the protocol does not allow now; nothing was sent."""
+    """This side tried something that the protocol does not allow; nothing was sent.
+
+    `kind` is the error_kind that the worker would have answered with.
+    """
+
+    def __init__(self, message: str, kind: str = "invalid_input") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class RemoteProtocolError(ProtocolError):

@@ -7,7 +7,7 @@ field ever changes its meaning. Types only: what values must satisfy stands in v
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, Union
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -58,7 +58,7 @@ class LarkConstraint(ToWorker, kw_only=True, tag_field="type", tag="lark"):
     grammar: str
 
 
-Constraint = Union[JsonSchemaConstraint, RegexConstraint, LarkConstraint]
+Constraint: TypeAlias = JsonSchemaConstraint | RegexConstraint | LarkConstraint
 
 
 class Request(ToWorker, kw_only=True):
@@ -161,8 +161,8 @@ class Shutdown(ToWorker, kw_only=True, tag_field="type", tag="shutdown"):
     mode: ShutdownMode = "drain"
 
 
-ControlLine = Union[Hello, Info, Ping, Tokenize, Detokenize, Load, Cancel, Shutdown]
-ClientMessage = Union[Request, ControlLine]
+ControlLine: TypeAlias = Hello | Info | Ping | Tokenize | Detokenize | Load | Cancel | Shutdown
+ClientMessage: TypeAlias = Request | ControlLine
 
 CONTROL_TYPES: Final[dict[str, type[Struct]]] = {
     "hello": Hello,
@@ -342,20 +342,20 @@ class Loaded(FromWorker, kw_only=True, tag_field="event", tag="loaded"):
     phases: dict[str, float] = {}
 
 
-AnyFinal = Union[GenerateFinal, ScoreFinal, ErrorFinal]
-WorkerMessage = Union[
-    TokenEvent,
-    ProgressEvent,
-    GenerateFinal,
-    ScoreFinal,
-    ErrorFinal,
-    HelloAnswer,
-    InfoAnswer,
-    Pong,
-    TokenizeAnswer,
-    DetokenizeAnswer,
-    Loaded,
-]
+AnyFinal: TypeAlias = GenerateFinal | ScoreFinal | ErrorFinal
+WorkerMessage: TypeAlias = (
+    TokenEvent
+    | ProgressEvent
+    | GenerateFinal
+    | ScoreFinal
+    | ErrorFinal
+    | HelloAnswer
+    | InfoAnswer
+    | Pong
+    | TokenizeAnswer
+    | DetokenizeAnswer
+    | Loaded
+)
 
 # `final` is missing: which of its three shapes a line has is told by `ok` and `candidates`.
 EVENT_TYPES: Final[dict[str, type[Struct]]] = {

@@ -104,9 +104,7 @@ def _only(r: Request, fields: Sequence[tuple[str, object]], kind: str) -> None:
 def _system1(r: Request) -> None:
     _only(r, _GENERATE_ONLY, "generate")
     if r.candidates is not None and r.candidate_token_ids is not None:
-        raise _Refused(
-            "candidates: expected exactly one of candidates and candidate_token_ids, found both"
-        )
+        raise _Refused("candidates: expected exactly one of candidates and candidate_token_ids, found both")
     if r.candidates is not None:
         if not r.candidates:
             _fail("candidates", "at least one", "none")
