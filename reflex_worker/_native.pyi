@@ -23,6 +23,10 @@ class Generation:
 
     def step(self) -> Event:
         """Run one prefill chunk or one token."""
+    def allow(self, mask: bytes) -> None:
+        """Only tokens whose bit is set (bit i % 8 of byte i // 8) may be drawn next; holds for one draw."""
+    def finish(self) -> None:
+        """End at the next step with finish_reason 'stop'."""
     token_ids: list[int]
     text: str
     finish_reason: str
@@ -70,6 +74,8 @@ class Engine:
         literal_spans: Sequence[tuple[int, int]] = (),
         add_bos: bool | None = None,
     ) -> list[int]: ...
+    def vocabulary(self) -> list[bytes]:
+        """The raw bytes of every token; control tokens by their spelling."""
     def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str: ...
     def generate(
         self,

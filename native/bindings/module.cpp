@@ -156,6 +156,15 @@ void bind_requests(nb::module_& m) {
   nb::class_<Generation>(m, "Generation", "A running generate request. Drop it to cancel.")
       .def("step", &Generation::step, nb::call_guard<nb::gil_scoped_release>(),
            "Run one prefill chunk or one token.")
+      .def(
+          "allow",
+          [](Generation& g, const nb::bytes& mask) {
+            std::vector<uint32_t> words((mask.size() + 3) / 4, 0);
+            memcpy(words.data(), mask.c_str(), mask.size());
+            g.allow(std::move(words));
+          },
+          "mask"_a, "Only tokens whose bit is set (little-endian, bit i of byte i // 8) may be drawn next.")
+      .def("finish", &Generation::finish, "End at the next step with finish_reason 'stop'.")
       .def_prop_ro("token_ids", [](const Generation& g) { return g.token_ids(); })
       .def_prop_ro("text", [](const Generation& g) { return g.text(); })
       .def_prop_ro("finish_reason", [](const Generation& g) { return g.finish_reason(); })
@@ -307,6 +316,14 @@ void bind_engine(nb::module_& m) {
           },
           "text"_a, nb::kw_only(), "parse_special"_a = true, "literal_spans"_a = Spans{},
           "add_bos"_a = nb::none())
+      .def(
+          "vocabulary",
+          [](const Engine& e) {
+            nb::list out;
+            for (const std::string& s : e.vocabulary()) out.append(nb::bytes(s.data(), s.size()));
+            return out;
+          },
+          "The raw bytes of every token; control tokens by their spelling.")
       .def("detokenize", &Engine::decode, nb::call_guard<nb::gil_scoped_release>(), "token_ids"_a,
            nb::kw_only(), "skip_special"_a = false)
       .def("generate", &start_generate, "prompt"_a = nb::none(), nb::kw_only(),

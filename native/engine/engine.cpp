@@ -144,6 +144,14 @@ std::vector<int32_t> EngineImpl::encode(const PromptSpec& prompt) const {
   return ids;
 }
 
+std::vector<std::string> EngineImpl::vocabulary() const {
+  const Tokenizer& t = tokenizer();
+  std::vector<std::string> all;
+  all.reserve(static_cast<size_t>(t.size()));
+  for (int32_t id = 0; id < t.size(); ++id) all.emplace_back(t.bytes(id));
+  return all;
+}
+
 std::string EngineImpl::decode(const std::vector<int32_t>& ids, bool skip_special) const {
   const Tokenizer& t = tokenizer();
   check_ids(ids, "token_ids");

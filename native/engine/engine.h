@@ -120,6 +120,11 @@ struct StepEvent {
 class Generation {
  public:
   virtual ~Generation() = default;
+  /// Only tokens whose bit is set may be drawn next (bit i % 32 of word i / 32; ids past the mask
+  /// are not allowed). Holds for one draw; a constraint sets it anew before every step.
+  virtual void allow(std::vector<uint32_t> mask) = 0;
+  /// Ends the generation at the next step with finish_reason "stop" (a constraint is complete).
+  virtual void finish() = 0;
   /// Runs one prefill chunk or one token. After Kind::done the results below are final.
   virtual StepEvent step() = 0;
   virtual const std::vector<int32_t>& token_ids() const = 0;
@@ -177,6 +182,8 @@ class Engine {
   virtual SpecialTokens special_tokens() const = 0;
   /// Ids of a prompt, BOS by the model's rule or as asked.
   virtual std::vector<int32_t> encode(const PromptSpec& prompt) const = 0;
+  /// The raw bytes of every token, control tokens by their spelling; size is the tokenizer's.
+  virtual std::vector<std::string> vocabulary() const = 0;
   /// Text of ids; invalid bytes come out as U+FFFD. Error(invalid_input) names an id out of range.
   virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
   /// Checks the request (Error before any work) and readies it. It must end before the engine.

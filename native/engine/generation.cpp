@@ -46,6 +46,8 @@ class GenerationImpl final : public Generation {
  public:
   GenerationImpl(EngineImpl& engine, const GenerateRequest& request);
   StepEvent step() override;
+  void allow(std::vector<uint32_t> mask) override;
+  void finish() override { ended_by_ = "stop"; }
   const std::vector<int32_t>& token_ids() const override { return token_ids_; }
   const std::string& text() const override { return text_; }
   const std::string& finish_reason() const override { return finish_reason_; }
@@ -74,6 +76,7 @@ class GenerationImpl final : public Generation {
   std::vector<OutputRow> outputs_;
   std::unordered_map<int32_t, SampleSpec::Count> counts_;
   std::vector<SampleSpec::Bias> bias_;
+  std::vector<uint32_t> allowed_;  // for the next draw; empty: all
   bool penalised_ = false;
   uint64_t seed_ = 0;
   Deadline deadline_;
@@ -137,6 +140,11 @@ StepEvent GenerationImpl::step() {
   return e;
 }
 
+void GenerationImpl::allow(std::vector<uint32_t> mask) {
+  mask.resize((static_cast<size_t>(engine_.n_vocab()) + 31) / 32, 0);
+  allowed_ = std::move(mask);
+}
+
 StepEvent GenerationImpl::prefill() {
   const bool all_rows = request_.prompt_logprobs.has_value();
   const int32_t step = all_rows ? std::min(engine_.chunk(), engine_.max_full_outputs()) : engine_.chunk();
@@ -176,8 +184,10 @@ int32_t GenerationImpl::draw() {
   spec.counts = counts;
   spec.bias = bias_;
   Program& program = session_.program();
-  const bool greedy = request_.temperature == 0 && counts.empty() && bias_.empty();
+  spec.allowed = allowed_;
+  const bool greedy = request_.temperature == 0 && counts.empty() && bias_.empty() && allowed_.empty();
   const int32_t id = greedy ? program.argmax(o) : program.sample(o, spec);
+  allowed_.clear();
   if (id < 0) fail(ErrorKind::other, "no token can be drawn: every logit is NaN or ruled out");
   if (request_.logprobs) logprobs_.push_back(logprob_of(o, id, *request_.logprobs));
   return id;
