@@ -1,0 +1,594 @@
+// The layout of weights on the card, and how a warp decodes it. Owns: where each bit of a GGUF
+// block goes (repack) and how it comes back as f16 (decode). Refuses: memory, launches.
+// Plain C++ for both sides, so that a host test holds it against dequantize_row.
+//
+// A matrix W (n_out, n_in) is cut into tiles of 8 rows; a tile is a run of cells, a cell is 8 rows
+// by 128 values (256 for the K types) and holds exactly the bytes of its blocks, reordered so that
+// each of a warp's 32 lanes reads 16 bytes at a time and the warp reads 512 in a row.
+// Lane l = 4g + t owns, of every unit of 128 values, row g's values 32t .. 32t+31: one block of a
+// 32-value type, so one scale. That ownership is also the fragment of mma.m16n8k16 (B operand,
+// n = g) if step s of the unit's 8 takes from every lane its values 4s .. 4s+3. The order of the
+// sum over n_in is free, so activations are stored in that order (x_index below) and no value
+// moves between lanes.
+// Rows beyond n_out and values beyond n_in are stored as zero blocks.
+#pragma once
+#include "quant/block.h"
+#include "quant/types.h"
+
+#if !defined(__CUDA_ARCH__)
+#include "base/half.h"
+#endif
+
+namespace reflex::cuda {
+
+inline constexpr int kTileRows = 8;
+inline constexpr int kUnit = 128;  ///< values per row and unit
+inline constexpr int kSteps = 8;   ///< mma steps (16 values) per unit
+
+/// Quantised weights are decoded times this, activations kept times kXScale: f16 then holds
+/// weights from 1e-6 to 1e3 and activations up to 1e6 without loss that matters.
+inline constexpr float kWScale = 64.0f;
+inline constexpr float kXScale = 1.0f / 16.0f;
+
+// ---- two halves in a word --------------------------------------------------------------
+
+using h2 = uint32_t;  ///< f16x2: low half first
+
+#if defined(__CUDA_ARCH__)
+REFLEX_HD h2 h2_add(h2 a, h2 b) {
+  h2 r;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+REFLEX_HD h2 h2_mul(h2 a, h2 b) {
+  h2 r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+REFLEX_HD h2 h2_fma(h2 a, h2 b, h2 c) {
+  h2 r;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+REFLEX_HD uint32_t f16_bits(float f) {
+  unsigned short r;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(f));
+  return r;
+}
+REFLEX_HD float f16_value(uint32_t bits) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(static_cast<unsigned short>(bits)));
+  return f;
+}
+/// low = a, high = b
+REFLEX_HD h2 h2_of(float a, float b) {
+  h2 r;
+  asm("{ .reg .f16 x, y; cvt.rn.f16.f32 x, %1; cvt.rn.f16.f32 y, %2; mov.b32 %0, {x, y}; }"
+      : "=r"(r)
+      : "f"(a), "f"(b));
+  return r;
+}
+/// Byte i of the result is byte (selector nibble i) of the eight in a, b.
+REFLEX_HD uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+#else
+REFLEX_HD uint32_t f16_bits(float f) { return f32_to_f16(f); }
+REFLEX_HD float f16_value(uint32_t bits) { return f16_to_f32(static_cast<uint16_t>(bits)); }
+REFLEX_HD h2 h2_of(float a, float b) { return f16_bits(a) | f16_bits(b) << 16; }
+REFLEX_HD h2 h2_fma(h2 a, h2 b, h2 c) {
+  const float lo = f16_value(a & 0xFFFF) * f16_value(b & 0xFFFF) + f16_value(c & 0xFFFF);
+  const float hi = f16_value(a >> 16) * f16_value(b >> 16) + f16_value(c >> 16);
+  return h2_of(lo, hi);
+}
+REFLEX_HD h2 h2_mul(h2 a, h2 b) { return h2_fma(a, b, 0x80008000u); }
+REFLEX_HD h2 h2_add(h2 a, h2 b) { return h2_fma(a, 0x3C003C00u, b); }
+REFLEX_HD uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t r = 0;
+  for (int i = 0; i < 4; ++i) r |= static_cast<uint32_t>(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+  return r;
+}
+#endif
+
+REFLEX_HD h2 h2_both(float f) { return f16_bits(f) * 0x10001u; }
+
+struct alignas(16) Quad {
+  uint32_t v[4];
+};
+
+#if defined(__CUDA_ARCH__)
+// Weights are read once: they pass by the first-level cache.
+REFLEX_HD Quad load_quad(const uint8_t* p) {
+  Quad q;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3])
+               : "l"(p));
+  return q;
+}
+REFLEX_HD uint32_t load_word(const uint8_t* p) { return __ldg(reinterpret_cast<const uint32_t*>(p)); }
+REFLEX_HD uint32_t load_short(const uint8_t* p) { return __ldg(reinterpret_cast<const unsigned short*>(p)); }
+#else
+REFLEX_HD Quad load_quad(const uint8_t* p) {
+  Quad q;
+  memcpy(&q, p, sizeof q);
+  return q;
+}
+REFLEX_HD uint32_t load_word(const uint8_t* p) { return quant::load_u32(p); }
+REFLEX_HD uint32_t load_short(const uint8_t* p) { return quant::load_u16(p); }
+#endif
+
+// ---- activations -----------------------------------------------------------------------
+
+/// Where value c of a unit lies in one row's 128 f16, for lanes that read 8 (steps 2p and 2p+1).
+REFLEX_HD int x_index(int c) {
+  const int t = c / 32, s = c % 32 / 4;
+  return s / 2 * 32 + t * 8 + s % 2 * 4 + c % 4;
+}
+
+/// Where (row, c) lies in a matrix of f16 stored as mma A fragments: 16 rows by `units` units are
+/// [unit][step][lane][8], a lane's 16 bytes being (g, k0..1) (g+8, k0..1) (g, k2..3) (g+8, k2..3).
+REFLEX_HD size_t fragment_index(int row, int c, int units) {
+  const int rr = row % 16, g = rr % 8, hi = rr / 8;
+  const int unit = c / kUnit, cc = c % kUnit, t = cc / 32, s = cc % 32 / 4, i = cc % 4;
+  const size_t block =
+      (static_cast<size_t>(row / 16) * static_cast<size_t>(units) + static_cast<size_t>(unit)) * kSteps +
+      static_cast<size_t>(s);
+  return (block * 32 + static_cast<size_t>(g * 4 + t)) * 8 + static_cast<size_t>(i / 2 * 4 + hi * 2 + i % 2);
+}
+
+// ---- decoding the small fields ------------------------------------------------------------
+
+inline constexpr uint32_t kMagic = 0x64006400u;  ///< f16 1024 twice: 1024 | q is 1024 + q for q < 1024
+inline constexpr uint32_t kMagicByte = 0x64646464u;
+inline constexpr h2 kSixteenth = 0x2C002C00u;
+
+// Eight 4-bit fields of a word, field i (of 8) at bit 4(i/2) + 16(i%2), so that a mask leaves a
+// pair of neighbours as two halves.
+REFLEX_HD constexpr int nibble_shift(int i) { return i / 2 * 4 + i % 2 * 16; }
+
+// One-bit fields of 32 values in a word: of the pair (2p, 2p+1), p = 4k + j, at bit b and b + 16,
+// where b is chosen so that one shift serves both pairs of (k, j / 2).
+REFLEX_HD constexpr int bit_shift(int i) {
+  const int p = i / 2, m = p / 4 * 2 + p % 4 / 2;
+  return (m < 4 ? m : m + 4) + p % 2 * 4 + i % 2 * 16;
+}
+/// That shift: bits then lie at 4, 20 (even pair) and 8, 24 (odd pair).
+REFLEX_HD uint32_t bits_for(uint32_t word, int m) { return m < 4 ? word << (4 - m) : word >> m; }
+
+// Two-bit fields of 16 values in a word, the same way: m = 0..3.
+REFLEX_HD constexpr int pair_shift(int i) {
+  const int p = i / 2, m = p / 4 * 2 + p % 4 / 2;
+  return 2 * ((m < 2 ? m : m + 2) + p % 2 * 2) + i % 2 * 16;
+}
+REFLEX_HD uint32_t pairs_for(uint32_t word, int m) {
+  return m == 0 ? word << 4 : m == 1 ? word << 2 : m == 2 ? word >> 4 : word >> 6;
+}
+
+/// The four pairs of a word of 4-bit fields, `high(m)` giving the bits above them already shifted
+/// to bit 4 (even pair, kept by mask) and 8 (odd). Each pair is q - offset as f16, exactly.
+template <uint32_t kHighMask, class High>
+REFLEX_HD void nibble_pairs(uint32_t word, int k, h2 minus_1024_offset, h2 minus_64_offset, High high,
+                            h2* q) {
+  for (int e = 0; e < 2; ++e) {
+    const uint32_t w = e ? word >> 8 : word;
+    uint32_t lo = (w & 0x000F000Fu) | kMagic, hi = (w & 0x00F000F0u) | kMagic;
+    if (kHighMask) {
+      const uint32_t above = high(2 * k + e);
+      lo |= above & kHighMask;
+      hi |= above & (kHighMask << 4);
+    }
+    q[2 * e] = h2_add(lo, minus_1024_offset);
+    q[2 * e + 1] = h2_fma(hi, kSixteenth, minus_64_offset);
+  }
+}
+
+REFLEX_HD uint32_t no_high(int) { return 0; }
+
+/// Four signed bytes, given with 128 added, as two pairs of f16.
+REFLEX_HD void byte_pairs(uint32_t biased, h2* q) {
+  constexpr h2 kMinus1152 = 0xE480E480u;
+  q[0] = h2_add(permute(biased, kMagicByte, 0x4140), kMinus1152);
+  q[1] = h2_add(permute(biased, kMagicByte, 0x4342), kMinus1152);
+}
+
+/// -(1024 + offset) and -(64 + offset), exact for offset <= 32.
+template <int kOffset>
+struct Minus {
+  static constexpr h2 k1024 = (0xE400u + kOffset) * 0x10001u;
+  static constexpr h2 k64 = (0xD400u + kOffset * 16u) * 0x10001u;
+};
+
+// ---- raw blocks, as the repack reads them ---------------------------------------------------
+
+/// Eight rows of raw blocks. A byte outside the matrix reads as zero.
+struct RawRows {
+  const uint8_t* base;  ///< first of the tile's rows
+  size_t row_bytes;
+  int n_rows;  ///< of the 8 that exist
+  int block_bytes, n_blocks;
+
+  REFLEX_HD uint32_t byte(int g, int block, int offset) const {
+    if (g >= n_rows || block >= n_blocks) return 0;
+    return base[static_cast<size_t>(g) * row_bytes +
+                static_cast<size_t>(block) * static_cast<size_t>(block_bytes) + static_cast<size_t>(offset)];
+  }
+  REFLEX_HD uint32_t half(int g, int block, int offset) const {
+    return byte(g, block, offset) | byte(g, block, offset + 1) << 8;
+  }
+  REFLEX_HD uint32_t word(int g, int block, int offset) const {
+    return half(g, block, offset) | half(g, block, offset + 2) << 16;
+  }
+};
+
+/// value(i) for the 8 values 8k.. of a lane, as a word of 4-bit fields
+template <class Value>
+REFLEX_HD uint32_t pack_nibbles(int k, Value value) {
+  uint32_t w = 0;
+  for (int i = 0; i < 8; ++i) w |= (value(8 * k + i) & 0xF) << nibble_shift(i);
+  return w;
+}
+template <class Value>
+REFLEX_HD uint32_t pack_bits(Value value) {
+  uint32_t w = 0;
+  for (int i = 0; i < 32; ++i) w |= (value(i) & 1) << bit_shift(i);
+  return w;
+}
+template <class Value>
+REFLEX_HD uint32_t pack_pairs(int half, Value value) {
+  uint32_t w = 0;
+  for (int i = 0; i < 16; ++i) w |= (value(16 * half + i) & 3) << pair_shift(i);
+  return w;
+}
+
+// ---- the types --------------------------------------------------------------------------
+//
+// Tile<T>:
+//   kCell, kBytes     values per row and bytes of a cell
+//   Raw, load         what a lane reads of a cell
+//   scales<u>         what unit u of the cell multiplies and adds, as pairs
+//   quarter<u, p>     values 8p .. 8p+7 of the lane's 32 in unit u: four pairs of f16, times kScale
+//   word              word w (of kBytes / 4) of cell c, from the raw rows
+
+template <GgmlType T>
+struct Tile {
+  static constexpr bool kTiled = false;
+};
+
+struct Scales {
+  h2 a, b;
+};
+
+struct TileOf32 {
+  static constexpr bool kTiled = true;
+  static constexpr int kCell = 128;
+  static constexpr float kScale = kWScale;
+};
+struct TileOf256 {
+  static constexpr bool kTiled = true;
+  static constexpr int kCell = 256;
+  static constexpr float kScale = kWScale;
+};
+
+/// F16 and BF16: 4 quads a lane. Cell: quad j of lane l at 512 j + 16 l.
+template <bool kBf16>
+struct TileFloat16 : TileOf32 {
+  static constexpr int kBytes = 2048;
+  static constexpr float kScale = kBf16 ? kWScale : 1.0f;
+  struct Raw {
+    Quad q[4];
+  };
+  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
+    for (int j = 0; j < 4; ++j) r.q[j] = load_quad(cell + 512 * j + 16 * lane);
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw&, int) {
+    return {};
+  }
+  template <int u, int p>
+  REFLEX_HD static void quarter(const Raw& r, const Scales&, h2* w) {
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t v = r.q[p].v[i];
+      w[i] = kBf16 ? h2_of(quant::float_of_bits(v << 16) * kWScale,
+                           quant::float_of_bits(v & 0xFFFF0000u) * kWScale)
+                   : v;
+    }
+  }
+  REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
+    const int j = w / 128, lane = w % 128 / 4, k = w % 4;
+    const int block = cell * 128 + lane % 4 * 32 + 8 * j + 2 * k;  // a "block" is one value
+    return rows.half(lane / 4, block, 0) | rows.half(lane / 4, block + 1, 0) << 16;
+  }
+};
+template <>
+struct Tile<GgmlType::F16> : TileFloat16<false> {};
+template <>
+struct Tile<GgmlType::BF16> : TileFloat16<true> {};
+
+/// Q8_0. Cell: quad j of lane l at 512 j + 16 l, scales at 1024 + 2 l.
+template <>
+struct Tile<GgmlType::Q8_0> : TileOf32 {
+  static constexpr int kBytes = 1088;
+  struct Raw {
+    Quad q[2];
+    uint32_t d;
+  };
+  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
+    r.q[0] = load_quad(cell + 16 * lane);
+    r.q[1] = load_quad(cell + 512 + 16 * lane);
+    r.d = load_short(cell + 1024 + 2 * lane);
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int) {
+    return {h2_both(f16_value(r.d) * kWScale), 0};
+  }
+  template <int u, int p>
+  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
+    byte_pairs(r.q[p / 2].v[p % 2 * 2] ^ 0x80808080u, w);
+    byte_pairs(r.q[p / 2].v[p % 2 * 2 + 1] ^ 0x80808080u, w + 2);
+    for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
+  }
+  REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
+    if (w >= 256) {
+      const int a = 2 * (w - 256), b = a + 1;
+      return rows.half(a / 4, cell * 4 + a % 4, 0) | rows.half(b / 4, cell * 4 + b % 4, 0) << 16;
+    }
+    const int j = w / 128, lane = w % 128 / 4, k = w % 4;
+    return rows.word(lane / 4, cell * 4 + lane % 4, 2 + 16 * j + 4 * k);
+  }
+};
+
+// Q4_0, Q4_1, Q5_0, Q5_1: value i < 16 is the low nibble of byte i, i >= 16 the high one of byte
+// i - 16. Cell: quads at 16 l; then, where there are fifth bits, a word each; then d or d and m.
+template <bool kFifth, bool kMin>
+struct TileNibble32 : TileOf32 {
+  static constexpr int kBits = 512, kScales = kFifth ? 640 : 512;  ///< offsets in the cell
+  static constexpr int kBytes = kScales + (kMin ? 128 : 64);
+  static constexpr int kRawBits = kMin ? 4 : 2, kRawQs = kRawBits + (kFifth ? 4 : 0);
+  static constexpr int kOffset = kMin ? 0 : kFifth ? 16 : 8;
+  struct Raw {
+    Quad q;
+    uint32_t high, d;
+  };
+  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
+    r.q = load_quad(cell + 16 * lane);
+    r.high = kFifth ? load_word(cell + kBits + 4 * lane) : 0;
+    r.d = kMin ? load_word(cell + kScales + 4 * lane) : load_short(cell + kScales + 2 * lane);
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int) {
+    return {h2_both(f16_value(r.d & 0xFFFF) * kWScale), kMin ? h2_both(f16_value(r.d >> 16) * kWScale) : 0};
+  }
+  template <int u, int p>
+  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
+    nibble_pairs<kFifth ? 0x00100010u : 0u>(
+        r.q.v[p], p, Minus<kOffset>::k1024, Minus<kOffset>::k64, [&](int i) { return bits_for(r.high, i); },
+        w);
+    for (int i = 0; i < 4; ++i) w[i] = kMin ? h2_fma(w[i], s.a, s.b) : h2_mul(w[i], s.a);
+  }
+  REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
+    if (w < 128) {
+      const int lane = w / 4, block = cell * 4 + lane % 4;
+      return pack_nibbles(w % 4,
+                          [&](int i) { return rows.byte(lane / 4, block, kRawQs + i % 16) >> (i / 16 * 4); });
+    }
+    if (kFifth && w < 160) {
+      const int lane = w - 128;
+      const uint32_t bits = rows.word(lane / 4, cell * 4 + lane % 4, kRawBits);
+      return pack_bits([&](int i) { return bits >> i; });
+    }
+    const int i = w - kScales / 4;
+    if (kMin) return rows.word(i / 4, cell * 4 + i % 4, 0);
+    const int a = 2 * i, b = a + 1;
+    return rows.half(a / 4, cell * 4 + a % 4, 0) | rows.half(b / 4, cell * 4 + b % 4, 0) << 16;
+  }
+};
+template <>
+struct Tile<GgmlType::Q4_0> : TileNibble32<false, false> {};
+template <>
+struct Tile<GgmlType::Q4_1> : TileNibble32<false, true> {};
+template <>
+struct Tile<GgmlType::Q5_0> : TileNibble32<true, false> {};
+template <>
+struct Tile<GgmlType::Q5_1> : TileNibble32<true, true> {};
+
+// Q4_K, Q5_K: unit u of a 256-value block holds its groups 4u .. 4u+3, lane t's 32 values being
+// group 4u + t. Cell: quad of unit u at 512 u + 16 l; fifth bits, a word per unit, at 1024 + 8 l;
+// then each row's 16 bytes of d, dmin and the twelve packed scale bytes as they are.
+template <bool kFifth>
+struct TileK45 : TileOf256 {
+  static constexpr int kHeader = kFifth ? 1280 : 1024;
+  static constexpr int kBytes = kHeader + 128;
+  static constexpr int kRawQs = kFifth ? 48 : 16;  ///< after the header, Q5_K has 32 bytes of fifth bits
+  struct Raw {
+    Quad q[2], header;
+    uint32_t high[2];
+  };
+  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
+    r.q[0] = load_quad(cell + 16 * lane);
+    r.q[1] = load_quad(cell + 512 + 16 * lane);
+    r.header = load_quad(cell + kHeader + lane / 4 * 16);
+    r.high[0] = kFifth ? load_word(cell + 1024 + 8 * lane) : 0;
+    r.high[1] = kFifth ? load_word(cell + 1028 + 8 * lane) : 0;
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int lane) {
+    const int shift = lane % 4 * 8;
+    const uint32_t a = r.header.v[1] >> shift, b = r.header.v[2] >> shift, c = r.header.v[3] >> shift;
+    const uint32_t sc = u ? (c & 0xF) | (a >> 2 & 0x30) : a & 0x3F;
+    const uint32_t mn = u ? (c >> 4 & 0xF) | (b >> 2 & 0x30) : b & 0x3F;
+    return {h2_both(f16_value(r.header.v[0] & 0xFFFF) * static_cast<float>(sc) * kWScale),
+            h2_both(f16_value(r.header.v[0] >> 16) * static_cast<float>(mn) * -kWScale)};
+  }
+  template <int u, int p>
+  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
+    nibble_pairs<kFifth ? 0x00100010u : 0u>(
+        r.q[u].v[p], p, Minus<0>::k1024, Minus<0>::k64, [&](int i) { return bits_for(r.high[u], i); }, w);
+    for (int i = 0; i < 4; ++i) w[i] = h2_fma(w[i], s.a, s.b);
+  }
+  REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
+    if (w < 256) {
+      const int lane = w % 128 / 4, group = w / 128 * 4 + lane % 4;
+      return pack_nibbles(w % 4, [&](int i) {
+        return rows.byte(lane / 4, cell, kRawQs + group / 2 * 32 + i) >> (group % 2 * 4);
+      });
+    }
+    if (kFifth && w < 320) {
+      const int lane = (w - 256) / 2, group = (w - 256) % 2 * 4 + lane % 4;
+      return pack_bits([&](int i) { return rows.byte(lane / 4, cell, 16 + i) >> group; });
+    }
+    const int i = w - kHeader / 4;
+    return rows.word(i / 4, cell, i % 4 * 4);
+  }
+};
+template <>
+struct Tile<GgmlType::Q4_K> : TileK45<false> {};
+template <>
+struct Tile<GgmlType::Q5_K> : TileK45<true> {};
+
+/// Q6_K. Cell: low nibbles of unit u at 512 u + 16 l; high pairs, two words per unit, at
+/// 1024 + 16 l; four scale bytes of a lane at 1536 + 4 l; d of row g at 1664 + 2 g.
+template <>
+struct Tile<GgmlType::Q6_K> : TileOf256 {
+  static constexpr int kBytes = 1680;
+  struct Raw {
+    Quad q[2], high;
+    uint32_t scales, d;
+  };
+  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
+    r.q[0] = load_quad(cell + 16 * lane);
+    r.q[1] = load_quad(cell + 512 + 16 * lane);
+    r.high = load_quad(cell + 1024 + 16 * lane);
+    r.scales = load_word(cell + 1536 + 4 * lane);
+    r.d = load_short(cell + 1664 + lane / 4 * 2);
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int) {  // of the lane's first and last 16 values
+    const float d = f16_value(r.d) * kWScale;
+    return {h2_both(d * static_cast<float>(static_cast<int8_t>(r.scales >> 16 * u))),
+            h2_both(d * static_cast<float>(static_cast<int8_t>(r.scales >> (16 * u + 8))))};
+  }
+  template <int u, int p>
+  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
+    nibble_pairs<0x00300030u>(
+        r.q[u].v[p], p % 2, Minus<32>::k1024, Minus<32>::k64,
+        [&](int m) { return pairs_for(r.high.v[2 * u + p / 2], m); }, w);
+    for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], p < 2 ? s.a : s.b);
+  }
+  REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
+    if (w < 256) {
+      const int lane = w % 128 / 4, group = w / 128 * 4 + lane % 4;  // 32 values: group 4h + 2n + p of 64h..
+      return pack_nibbles(w % 4, [&](int i) {
+        return rows.byte(lane / 4, cell, group / 4 * 64 + group % 2 * 32 + i) >> (group % 4 / 2 * 4);
+      });
+    }
+    if (w < 384) {
+      const int lane = (w - 256) / 4, group = (w - 256) % 4 / 2 * 4 + lane % 4;
+      return pack_pairs(w % 2, [&](int i) {
+        return rows.byte(lane / 4, cell, 128 + group / 4 * 32 + i) >> (group % 4 * 2);
+      });
+    }
+    if (w < 416) {
+      const int lane = w - 384, t = lane % 4;
+      return rows.half(lane / 4, cell, 192 + 2 * t) | rows.half(lane / 4, cell, 192 + 8 + 2 * t) << 16;
+    }
+    const int g = 2 * (w - 416);
+    return rows.half(g, cell, 208) | rows.half(g + 1, cell, 208) << 16;
+  }
+};
+
+// IQ4_NL, IQ4_XS: a 4-bit index into 16 values (ggml-common.h, kvalues_iq4nl), looked up four at a
+// time with byte permutes; fields lie in order, value i at bit 4 i. The table has 128 added.
+REFLEX_HD void iq4_pairs(uint32_t fields16, h2* q) {
+  constexpr uint32_t k0 = 0x3F2D1801u, k1 = 0x766A5D4Fu;  // -127 -104 -83 -65, -49 -35 -22 -10
+  constexpr uint32_t k2 = 0xA6998D81u, k3 = 0xF1D9C5B5u;  // 1 13 25 38, 53 69 89 113
+  const uint32_t low3 = fields16 & 0x7777u;
+  const uint32_t a = permute(k0, k1, low3), b = permute(k2, k3, low3);
+  byte_pairs(permute(a, b, 0x3210u | (fields16 & 0x8888u) >> 1), q);
+}
+
+template <class Byte>
+REFLEX_HD uint32_t pack_in_order(int k, Byte value) {
+  uint32_t w = 0;
+  for (int i = 0; i < 8; ++i) w |= (value(8 * k + i) & 0xF) << 4 * i;
+  return w;
+}
+
+/// Cell: quads at 16 l, scales at 512 + 2 l.
+template <>
+struct Tile<GgmlType::IQ4_NL> : TileOf32 {
+  static constexpr int kBytes = 576;
+  struct Raw {
+    Quad q;
+    uint32_t d;
+  };
+  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
+    r.q = load_quad(cell + 16 * lane);
+    r.d = load_short(cell + 512 + 2 * lane);
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int) {
+    return {h2_both(f16_value(r.d) * kWScale), 0};
+  }
+  template <int u, int p>
+  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
+    iq4_pairs(r.q.v[p], w);
+    iq4_pairs(r.q.v[p] >> 16, w + 2);
+    for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
+  }
+  REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
+    if (w < 128) {
+      const int lane = w / 4, block = cell * 4 + lane % 4;
+      return pack_in_order(w % 4,
+                           [&](int i) { return rows.byte(lane / 4, block, 2 + i % 16) >> (i / 16 * 4); });
+    }
+    const int a = 2 * (w - 128), b = a + 1;
+    return rows.half(a / 4, cell * 4 + a % 4, 0) | rows.half(b / 4, cell * 4 + b % 4, 0) << 16;
+  }
+};
+
+/// Cell: quad of unit u at 512 u + 16 l, then each row's 8 bytes d, scales_h, scales_l as they are.
+template <>
+struct Tile<GgmlType::IQ4_XS> : TileOf256 {
+  static constexpr int kBytes = 1088;
+  struct Raw {
+    Quad q[2];
+    uint32_t d, scales_low;  ///< d and the high bits of the scales; the low nibbles
+  };
+  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
+    r.q[0] = load_quad(cell + 16 * lane);
+    r.q[1] = load_quad(cell + 512 + 16 * lane);
+    r.d = load_word(cell + 1024 + lane / 4 * 8);
+    r.scales_low = load_word(cell + 1028 + lane / 4 * 8);
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int lane) {
+    const int group = 4 * u + lane % 4;
+    const uint32_t scale = (r.scales_low >> 4 * group & 0xF) | (r.d >> (16 + 2 * group) & 3) << 4;
+    return {h2_both(f16_value(r.d & 0xFFFF) * (static_cast<float>(scale) - 32.0f) * kWScale), 0};
+  }
+  template <int u, int p>
+  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
+    iq4_pairs(r.q[u].v[p], w);
+    iq4_pairs(r.q[u].v[p] >> 16, w + 2);
+    for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
+  }
+  REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
+    if (w < 256) {
+      const int lane = w % 128 / 4, group = w / 128 * 4 + lane % 4;
+      return pack_in_order(
+          w % 4, [&](int i) { return rows.byte(lane / 4, cell, 8 + 16 * group + i % 16) >> (i / 16 * 4); });
+    }
+    const int i = w - 256;
+    return rows.word(i / 2, cell, i % 2 * 4);
+  }
+};
+
+/// The types that have a tile, for tables: REFLEX_TILED(M) expands M(type) for each.
+#define REFLEX_TILED(M) \
+  M(F16) M(BF16) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q8_0) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_NL) M(IQ4_XS)
+
+#define REFLEX_CHECK_TILE(type) \
+  static_assert(Tile<GgmlType::type>::kTiled && Tile<GgmlType::type>::kBytes % 16 == 0);
+REFLEX_TILED(REFLEX_CHECK_TILE)
+#undef REFLEX_CHECK_TILE
+
+}  // namespace reflex::cuda
