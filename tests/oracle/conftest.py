@@ -1,0 +1,33 @@
+"""Engines on the fixtures' files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from reflex_worker._native import Engine, ReflexError
+
+from .references import FIXTURES
+
+
+@pytest.fixture(scope="session")
+def engine() -> Callable[..., Engine]:
+    """engine(name, exact=..., isa=...): the fixture's file, loaded once per combination."""
+
+    @lru_cache(maxsize=None)
+    def load(name: str, exact: bool = True, isa: str = "", chunk: int = 512) -> Engine:
+        try:
+            return Engine(str(FIXTURES / f"{name}.gguf"), device="cpu", exact=exact, isa=isa, chunk=chunk, threads=2)
+        except ReflexError as e:
+            if isa and e.kind == "unsupported":  # this machine has no such instructions
+                pytest.skip(str(e))
+            raise
+
+    return load
+
+
+def rows(engine: Engine, ids: list[int], outputs: list[int], chunk: int = 0) -> np.ndarray:
+    """Engine.logits as float64 (R, V)."""
+    return np.array(engine.logits(ids, outputs, chunk=chunk), np.float64)

@@ -1,0 +1,80 @@
+"""The committed references of tests/fixtures, as the oracle tests read them, and the gates of design.md.
+
+Refuses: computing a reference (tests/fixtures/make.py did, by transformers in float32 on the dequantised
+weights; nothing here needs torch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+NAMES = sorted(p.stem for p in FIXTURES.glob("*.npz"))
+PROMPT_LENGTHS = (1, 2, 7, 31, 32, 33, 64, 65, 130)
+
+# Exact mode, on logits whose std is about 3.
+EXACT_MAX_DIFF = 3e-4
+EXACT_MEAN_KL = 1e-6  # nats
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers says of one file. Row i is that of ids[i] after ids[:i]."""
+
+    name: str
+    ids: list[int]
+    rows: list[int]  # (R,) ascending
+    logits: np.ndarray  # (R, V) float64
+    greedy_prompts: list[int]  # (P,) prompt lengths
+    greedy: np.ndarray  # (P, N) token ids
+    margins: np.ndarray  # (P, N) best logit minus second best
+
+    @property
+    def path(self) -> str:
+        return str(FIXTURES / f"{self.name}.gguf")
+
+    def rows_below(self, length: int) -> list[int]:
+        """The kept rows that a prompt of `length` tokens has."""
+        return [r for r in self.rows if r < length]
+
+    def at(self, rows: list[int]) -> np.ndarray:
+        return self.logits[[self.rows.index(r) for r in rows]]
+
+
+def load(name: str) -> Reference:
+    with np.load(FIXTURES / f"{name}.npz") as z:
+        return Reference(name, z["ids"].tolist(), z["rows"].tolist(), z["logits"].astype(np.float64),
+                         z["greedy_prompts"].tolist(), z["greedy"], z["margins"])  # fmt: skip
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Over the last axis, in float64."""
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def mean_kl(reference: np.ndarray, found: np.ndarray) -> float:
+    """Mean over rows of KL(reference || found), nats."""
+    p, q = log_softmax(reference), log_softmax(found)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+def assert_exact(found: np.ndarray, reference: np.ndarray, what: str) -> None:
+    """The gate of exact mode; the worst error is printed."""
+    assert found.shape == reference.shape, f"{what}: shape {found.shape}, expected {reference.shape}"
+    worst, kl = float(np.abs(found - reference).max()), mean_kl(reference, found)
+    print(f"{what}: max |diff| {worst:.2e} (gate {EXACT_MAX_DIFF:.0e}), mean KL {kl:.1e} (gate {EXACT_MEAN_KL:.0e})")
+    assert worst <= EXACT_MAX_DIFF, f"{what}: max |diff| {worst:.2e}"
+    assert kl <= EXACT_MEAN_KL, f"{what}: mean KL {kl:.2e}"
+
+
+def assert_greedy(found: list[int], tokens: np.ndarray, margins: np.ndarray, tolerance: float, what: str) -> None:
+    """Equal up to the first step whose margin is below the tolerance, where either token may win."""
+    for i, (got, want, margin) in enumerate(zip(found, tokens, margins, strict=True)):
+        if got == want:
+            continue
+        assert margin <= tolerance, f"{what}: step {i}: token {got}, expected {want} (margin {margin:.3f})"
+        return
