@@ -109,7 +109,7 @@ class File {
 
   uint32_t version() const;
   const std::vector<Part>& parts() const;
-  const std::vector<Value>& metadata() const;      ///< in file order
+  const std::vector<Value>& metadata() const;      ///< the first part's, in file order
   const std::vector<TensorInfo>& tensors() const;  ///< in file order, part by part
   uint64_t total_bytes() const;                    ///< of all parts' files
 

@@ -45,7 +45,9 @@ std::string quoted(std::string_view text) {
   while (i < text.size() && i < kMaxQuoted) {
     const unsigned char c = static_cast<unsigned char>(text[i]);
     const size_t n = utf8_length(text, i);
-    if (n == 0 || c < 0x20 || c == 0x7F) {
+    // U+0080 to U+009F are control characters too: terminals act on them.
+    const bool c1 = n == 2 && c == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    if (n == 0 || c < 0x20 || c == 0x7F || c1) {
       out += format("\\x%02x", c);
       ++i;
     } else {

@@ -286,5 +286,6 @@ TEST(gguf_utf8_is_judged_as_the_standard_does) {
                           "\xF0\x80\x80\x80", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "a\xFF"})
     CHECK(!gguf::is_utf8(bad));
   CHECK_EQ(gguf::quoted("a\n\xFFé"), "'a\\x0a\\xffé'");
+  CHECK_EQ(gguf::quoted("\xC2\x9B\xC2\xA0"), "'\\xc2\\x9b\xC2\xA0'");  // CSI, then a mere space
   CHECK(gguf::quoted(std::string(5000, 'x')).size() < 128);
 }
