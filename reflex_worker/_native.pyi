@@ -76,6 +76,8 @@ class Engine:
     ) -> list[int]: ...
     def vocabulary(self) -> list[bytes]:
         """The raw bytes of every token; control tokens by their spelling."""
+    def token_types(self) -> bytes:
+        """One byte per token: its tokenizer.ggml.token_type (1 normal, 3 control, 4 user-defined ...)."""
     def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str: ...
     def generate(
         self,

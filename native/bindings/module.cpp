@@ -324,6 +324,13 @@ void bind_engine(nb::module_& m) {
             return out;
           },
           "The raw bytes of every token; control tokens by their spelling.")
+      .def(
+          "token_types",
+          [](const Engine& e) {
+            const std::vector<uint8_t> types = e.token_types();
+            return nb::bytes(types.data(), types.size());
+          },
+          "One byte per token: its tokenizer.ggml.token_type.")
       .def("detokenize", &Engine::decode, nb::call_guard<nb::gil_scoped_release>(), "token_ids"_a,
            nb::kw_only(), "skip_special"_a = false)
       .def("generate", &start_generate, "prompt"_a = nb::none(), nb::kw_only(),

@@ -152,6 +152,14 @@ std::vector<std::string> EngineImpl::vocabulary() const {
   return all;
 }
 
+std::vector<uint8_t> EngineImpl::token_types() const {
+  const Tokenizer& t = tokenizer();
+  std::vector<uint8_t> all;
+  all.reserve(static_cast<size_t>(t.size()));
+  for (int32_t id = 0; id < t.size(); ++id) all.push_back(static_cast<uint8_t>(t.type(id)));
+  return all;
+}
+
 std::string EngineImpl::decode(const std::vector<int32_t>& ids, bool skip_special) const {
   const Tokenizer& t = tokenizer();
   check_ids(ids, "token_ids");

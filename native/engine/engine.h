@@ -184,6 +184,8 @@ class Engine {
   virtual std::vector<int32_t> encode(const PromptSpec& prompt) const = 0;
   /// The raw bytes of every token, control tokens by their spelling; size is the tokenizer's.
   virtual std::vector<std::string> vocabulary() const = 0;
+  /// tokenizer.ggml.token_type of every token.
+  virtual std::vector<uint8_t> token_types() const = 0;
   /// Text of ids; invalid bytes come out as U+FFFD. Error(invalid_input) names an id out of range.
   virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
   /// Checks the request (Error before any work) and readies it. It must end before the engine.

@@ -25,6 +25,7 @@ class EngineImpl final : public Engine {
   SpecialTokens special_tokens() const override;
   std::vector<int32_t> encode(const PromptSpec& prompt) const override;
   std::vector<std::string> vocabulary() const override;
+  std::vector<uint8_t> token_types() const override;
   std::string decode(const std::vector<int32_t>& ids, bool skip_special) const override;
   std::unique_ptr<Generation> generate(const GenerateRequest& request) override;
   std::unique_ptr<Scoring> score(const ScoreRequest& request) override;
