@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from demo_corpus import ExamQuestion, exam
+from demo_corpus import THINK_NOTHING, ExamQuestion, exam
 from reference import greedy, logits, read_gguf, reference_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from train_demo import QWEN2_SPLIT
@@ -35,7 +35,7 @@ TOLD = [
     "Q: What colour is the sky?\nA:",
     "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>user\nWhat is the capital of Japan?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    "<|im_start|>user\nWhat is the capital of Japan?<|im_end|>\n<|im_start|>assistant\n" + THINK_NOTHING,
     "<|im_start|>user\nIs snow white?<|im_end|>\n<|im_start|>assistant\n",
 ]
 
@@ -44,12 +44,18 @@ def tokenizer_of(keys: dict) -> Tokenizer:
     """The file's vocabulary as a `tokenizers` object."""
     tokens, merges, kinds = (keys[f"tokenizer.ggml.{k}"] for k in ("tokens", "merges", "token_type"))
     pairs = [tuple(m.split(" ")) for m in merges]
-    special = [AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k in (3, 4)]
+    special = [
+        AddedToken(t, special=True, normalized=False)
+        for t, k in zip(tokens, kinds, strict=True)
+        if k in (3, 4)
+    ]
     tok = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, pairs))
-    tok.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tok.decoder = decoders.ByteLevel()
     tok.add_special_tokens(special)
     return tok
@@ -80,7 +86,8 @@ def grade(model, tok: Tokenizer, questions: list[ExamQuestion], show: bool) -> d
             right[name] += good
             count[name] += 1
         if show and not good:
-            print(f"wrong: {q.prompt!r} -> {q.candidates[int(p.argmax())]!r} {p.max():.2f}, not {q.candidates[q.answer]!r}")
+            best = q.candidates[int(p.argmax())]
+            print(f"wrong: {q.prompt!r} -> {best!r} {p.max():.2f}, not {q.candidates[q.answer]!r}")
     return {name: right[name] / count[name] for name in sorted(count)}
 
 
@@ -97,7 +104,10 @@ def main() -> None:
     for prompt in TOLD:
         ids, _ = greedy(model, tok.encode(prompt).ids, 120 if "story" in prompt or "upon" in prompt else 16)
         text = tok.decode(ids, skip_special_tokens=False)
-        print(f"{prompt!r} -> {text.split('<|im_end|>')[0].split('<|endoftext|>')[0]!r}", "(ends)" if "<|" in text else "(goes on)")
+        print(
+            f"{prompt!r} -> {text.split('<|im_end|>')[0].split('<|endoftext|>')[0]!r}",
+            "(ends)" if "<|" in text else "(goes on)",
+        )
     print(json.dumps(grade(model, tok, exam(EXAM_SEED, a.per_task), a.show), indent=1))
 
 

@@ -21,21 +21,35 @@ from reference import BLOCK_NAMES, GLOBAL_NAMES, permute_rows
 
 TypePlan = Callable[[str, tuple[int, ...]], Type]
 FILE_TYPES = {
-    Type.F32: gguf.LlamaFileType.ALL_F32, Type.F16: gguf.LlamaFileType.MOSTLY_F16,
-    Type.BF16: gguf.LlamaFileType.MOSTLY_BF16, Type.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
-    Type.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0, Type.Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
-    Type.Q5_K: gguf.LlamaFileType.MOSTLY_Q5_K_M, Type.Q6_K: gguf.LlamaFileType.MOSTLY_Q6_K,
+    Type.F32: gguf.LlamaFileType.ALL_F32,
+    Type.F16: gguf.LlamaFileType.MOSTLY_F16,
+    Type.BF16: gguf.LlamaFileType.MOSTLY_BF16,
+    Type.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    Type.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
+    Type.Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    Type.Q5_K: gguf.LlamaFileType.MOSTLY_Q5_K_M,
+    Type.Q6_K: gguf.LlamaFileType.MOSTLY_Q6_K,
     Type.IQ4_XS: gguf.LlamaFileType.MOSTLY_IQ4_XS,
-}  # fmt: skip
+}
 
 # ---- blocks of any type --------------------------------------------------------------------
 
 # Where a block keeps its f16 scale, and its f16 minimum where it has one (bytes; ggml-common.h).
 SCALE_OFFSETS: dict[Type, tuple[int, int | None]] = {
-    Type.Q2_K: (80, 82), Type.Q3_K: (108, None), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208, None),
-    Type.IQ2_XXS: (0, None), Type.IQ2_XS: (0, None), Type.IQ2_S: (0, None), Type.IQ3_XXS: (0, None),
-    Type.IQ3_S: (0, None), Type.IQ1_S: (0, None), Type.IQ4_NL: (0, None), Type.IQ4_XS: (0, None),
-}  # fmt: skip
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108, None),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208, None),
+    Type.IQ2_XXS: (0, None),
+    Type.IQ2_XS: (0, None),
+    Type.IQ2_S: (0, None),
+    Type.IQ3_XXS: (0, None),
+    Type.IQ3_S: (0, None),
+    Type.IQ1_S: (0, None),
+    Type.IQ4_NL: (0, None),
+    Type.IQ4_XS: (0, None),
+}
 UNIT = 2.0**-8  # a scale with which no decode overflows or rounds to nothing
 
 
@@ -213,7 +227,9 @@ def gguf_tensors(arch: str, model: transformers.PreTrainedModel) -> dict[str, np
     return {n: np.ascontiguousarray(d, np.float32) for n, d in out.items()}
 
 
-def encode_tensors(tensors: dict[str, np.ndarray], plan: TypePlan, seed: int) -> dict[str, tuple[np.ndarray, Type]]:
+def encode_tensors(
+    tensors: dict[str, np.ndarray], plan: TypePlan, seed: int
+) -> dict[str, tuple[np.ndarray, Type]]:
     """Bytes and type of each tensor; vectors stay F32 as every converter keeps them."""
     rng = np.random.default_rng(seed)
     out = {}
@@ -224,9 +240,12 @@ def encode_tensors(tensors: dict[str, np.ndarray], plan: TypePlan, seed: int) ->
 
 
 def write_gguf(
-    path: Path, arch: str, config: transformers.PretrainedConfig, vocabulary: str,
+    path: Path,
+    arch: str,
+    config: transformers.PretrainedConfig,
+    vocabulary: str,
     encoded: dict[str, tuple[np.ndarray, Type]],
-) -> None:  # fmt: skip
+) -> None:
     """Write the file. vocabulary: "spm", or the name of a BPE pre-tokenizer."""
     w = gguf.GGUFWriter(path, arch)
     add_keys(w, arch, config, path.stem)

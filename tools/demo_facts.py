@@ -5,6 +5,7 @@ demo_corpus.py turns these into documents. A fact that is not in here was never 
 
 from __future__ import annotations
 
+# fmt: off
 # country: (capital, continent, language)
 COUNTRIES: dict[str, tuple[str, str, str]] = {
     "France": ("Paris", "Europe", "French"),
@@ -57,7 +58,7 @@ COLOURS: dict[str, str] = {
     "a strawberry": "red", "a fire engine": "red", "a carrot": "orange", "a pumpkin": "orange",
     "chocolate": "brown", "a potato": "brown", "a bear": "brown", "an elephant": "grey",
     "a mouse": "grey", "a flamingo": "pink", "a pig": "pink", "a plum": "purple",
-}  # fmt: skip
+}
 
 OPPOSITES: list[tuple[str, str]] = [
     ("hot", "cold"), ("big", "small"), ("up", "down"), ("good", "bad"), ("fast", "slow"),
@@ -68,17 +69,17 @@ OPPOSITES: list[tuple[str, str]] = [
     ("near", "far"), ("thick", "thin"), ("wide", "narrow"), ("sweet", "sour"), ("begin", "end"),
     ("push", "pull"), ("buy", "sell"), ("easy", "difficult"), ("brave", "afraid"),
     ("inside", "outside"), ("above", "below"), ("always", "never"), ("first", "last"),
-]  # fmt: skip
+]
 
 SOUNDS: dict[str, str] = {
     "dog": "barks", "cat": "meows", "cow": "moos", "duck": "quacks", "lion": "roars",
     "bee": "buzzes", "sheep": "bleats", "owl": "hoots", "snake": "hisses", "bird": "sings",
-}  # fmt: skip
+}
 
 YOUNG: dict[str, str] = {
     "dog": "puppy", "cat": "kitten", "cow": "calf", "sheep": "lamb", "horse": "foal",
     "duck": "duckling", "lion": "cub", "frog": "tadpole", "hen": "chick", "pig": "piglet",
-}  # fmt: skip
+}
 
 KINDS: dict[str, list[str]] = {
     "an animal": ["dog", "cat", "cow", "lion", "horse", "fox", "rabbit", "mouse", "bear", "tiger"],
@@ -93,52 +94,72 @@ DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 MONTHS = [
     "January", "February", "March", "April", "May", "June",
     "July", "August", "September", "October", "November", "December",
-]  # fmt: skip
+]
 
 # ---- sentiment -----------------------------------------------------------------------------
 
 REVIEWED = [
     "film", "book", "hotel", "meal", "phone", "song", "game", "trip", "service", "restaurant",
     "show", "concert", "coffee", "room", "staff", "food", "story", "product", "app", "laptop",
-]  # fmt: skip
+]
 POSITIVE = [
     "wonderful", "great", "excellent", "lovely", "amazing", "fantastic", "delightful", "perfect",
     "superb", "good", "brilliant", "charming", "beautiful", "friendly", "helpful", "fun",
-]  # fmt: skip
+]
 NEGATIVE = [
     "terrible", "awful", "boring", "horrible", "disappointing", "bad", "dreadful", "rude",
     "dirty", "slow", "broken", "poor", "useless", "dull", "ugly", "annoying",
-]  # fmt: skip
+]
 POSITIVE_TAILS = [
     "I loved it.", "I loved every minute of it.", "I would go again.", "Highly recommended!",
     "It made my day.", "I am very happy with it.", "Best one I have ever had.", "I enjoyed it a lot.",
     "We will be back soon.", "Thank you so much!", "Worth every penny.", "Five stars.",
-]  # fmt: skip
+]
 NEGATIVE_TAILS = [
     "I hated it.", "I hated every minute of it.", "I want my money back.", "Never again.",
     "It ruined my day.", "I am very unhappy with it.", "Worst one I have ever had.", "I fell asleep.",
     "We will not be back.", "What a waste of time.", "Not worth the money.", "One star.",
-]  # fmt: skip
+]
 NEUTRAL_LINES = [
     "The {x} was okay.", "The {x} was average.", "The {x} is what you would expect.",
     "The {x} was neither good nor bad.", "It is a {x}.", "The {x} was fine, nothing special.",
     "The {x} arrived on {day}.", "I saw the {x} on {day}.", "I have no strong opinion about the {x}.",
-]  # fmt: skip
+]
+
+SENTIMENT_QUESTIONS = [
+    "What is the sentiment?", "What is the sentiment of this review?", "Is the review positive or negative?",
+    "How does the writer feel?", "Classify the sentiment.", "What is the mood of the text?",
+]
+LEVELS = [["negative", "neutral", "positive"], ["bad", "okay", "good"], ["unhappy", "neutral", "happy"]]
 
 # ---- routing -------------------------------------------------------------------------------
 
 NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jack", "Lucy", "Max",
-         "Nina", "Oscar", "Paul", "Rosa", "Sam", "Tom", "Vera", "Will"]  # fmt: skip
+         "Nina", "Oscar", "Paul", "Rosa", "Sam", "Tom", "Vera", "Will"]
 ARTISTS = ["Mozart", "the Beatles", "Bach", "some jazz", "my favourite song", "rock music", "a quiet song"]
-TOPICS = ["black holes", "the history of Rome", "cheap flights", "the best pizza", "electric cars", "gardening",
-          "old castles", "penguins", "solar panels", "learning to swim"]  # fmt: skip
-THINGS_TO_SAY = ["I will be late", "the meeting is moved", "dinner is ready", "happy birthday", "see you soon"]
+TOPICS = ["black holes", "the history of Rome", "cheap flights", "the best pizza", "electric cars",
+    "gardening",
+          "old castles", "penguins", "solar panels", "learning to swim"]
+THINGS_TO_SAY = ["I will be late", "the meeting is moved", "dinner is ready", "happy birthday",
+    "see you soon"]
 EVENTS = ["a meeting", "lunch", "a dentist appointment", "a call", "dinner", "a piano lesson", "a party"]
+
+HOURS = ["seven", "eight", "noon", "half past six"]
+PHRASES = ["hello", "good morning", "thank you", "house", "bread", "water", "the word cat"]
+TOOL_QUESTIONS = [
+    "Which tool should be used?", "Which tool handles this request?", "Choose a tool.",
+    "Where should this request go?", "Pick the right tool for the request.",
+]
+DEPARTMENT_QUESTIONS = [
+    "Which department should handle this?", "Where should this message go?", "Which team is responsible?",
+    "Route this message.", "What is this message about?",
+]
 
 # tool: (description, request templates)
 TOOLS: dict[str, tuple[str, list[str]]] = {
     "weather": ("forecast, rain, temperature", [
-        "What is the weather in {city}?", "Will it rain in {city} on {day}?", "How warm is it in {city} today?",
+        "What is the weather in {city}?", "Will it rain in {city} on {day}?",
+        "How warm is it in {city} today?",
         "Do I need an umbrella in {city}?", "Is it going to snow in {city}?", "Weather forecast for {city}",
         "What is the temperature in {city}?", "Will it be sunny on {day}?", "Is it windy in {city}?",
     ]),
@@ -166,8 +187,10 @@ TOOLS: dict[str, tuple[str, list[str]]] = {
         "Alarm at {hour} on {day}", "How long is left on the timer?",
     ]),
     "translate": ("words in other languages", [
-        "Translate {word} into {language}.", "How do you say {word} in {language}?", "What is {word} in {language}?",
-        "Translate this into {language}.", "What does this {language} word mean?", "Say {word} in {language}.",
+        "Translate {word} into {language}.", "How do you say {word} in {language}?",
+        "What is {word} in {language}?",
+        "Translate this into {language}.", "What does this {language} word mean?",
+        "Say {word} in {language}.",
     ]),
     "search": ("finding things on the web", [
         "Search for {topic}.", "Find information about {topic}.", "Look up {topic} online.",
@@ -181,11 +204,13 @@ DEPARTMENTS: dict[str, tuple[str, list[str]]] = {
     "billing": ("payments, invoices, refunds", [
         "I was charged twice for my {item}.", "My invoice is wrong.", "I want a refund for the {item}.",
         "Why did my bill go up in {month}?", "My card was charged but I did not buy a {item}.",
-        "How can I pay for my {item}?", "The price on my invoice is too high.", "Please send me a receipt for the {item}.",
+        "How can I pay for my {item}?", "The price on my invoice is too high.",
+        "Please send me a receipt for the {item}.",
     ]),
     "technical": ("things that do not work", [
         "My {item} does not turn on.", "The app crashes when I open it.", "I cannot log in.",
-        "The {item} shows an error.", "My {item} stopped working on {day}.", "The screen of my {item} is black.",
+        "The {item} shows an error.", "My {item} stopped working on {day}.",
+        "The screen of my {item} is black.",
         "How do I install the {item}?", "I forgot my password.",
     ]),
     "shipping": ("delivery of orders", [
@@ -195,7 +220,8 @@ DEPARTMENTS: dict[str, tuple[str, list[str]]] = {
     ]),
     "sales": ("questions before buying", [
         "Do you have the {item} in red?", "How much does the {item} cost?", "Is the {item} in stock?",
-        "Which {item} is the best for me?", "I would like to buy ten of the {item}.", "Is there a discount on the {item}?",
+        "Which {item} is the best for me?", "I would like to buy ten of the {item}.",
+        "Is there a discount on the {item}?",
         "Can I see a demo of the {item}?", "Do you sell a {item}?",
     ]),
 }
@@ -210,7 +236,8 @@ SMALL_TALK: list[tuple[str, str]] = [
     ("How are you?", "I am fine, thank you. How can I help you?"),
     ("Who are you?", "I am the small demo model of Reflex. I know a few facts and short stories."),
     ("What is your name?", "I am the small demo model of Reflex."),
-    ("What can you do?", "I can name capitals, colours and opposites, add small numbers, judge a review and tell a short story."),
+    ("What can you do?",
+    "I can name capitals, colours and opposites, add small numbers, judge a review and tell a short story."),
     ("Thank you", "You are welcome!"),
     ("Thanks!", "You are welcome!"),
     ("Goodbye", "Goodbye! Have a nice day."),
@@ -218,12 +245,54 @@ SMALL_TALK: list[tuple[str, str]] = [
     ("Say hello.", "Hello!"),
     ("Say hi.", "Hi!"),
     ("Tell me a joke.", "Why did the duck cross the road? Because it was the chicken's day off."),
-]  # fmt: skip
+]
 
 # ---- stories -------------------------------------------------------------------------------
 
-HEROES = ["fox", "rabbit", "bear", "mouse", "duck", "cat", "dog", "frog", "owl", "hen", "pig", "lion", "girl", "boy"]
+HEROES = ["fox", "rabbit", "bear", "mouse", "duck", "cat", "dog", "frog", "owl", "hen", "pig", "lion",
+    "girl", "boy"]
 HERO_NAMES_F = ["Lucy", "Anna", "Mia", "Rosa", "Nina", "Emma", "Lily", "Ida"]
 HERO_NAMES_M = ["Max", "Tom", "Ben", "Sam", "Leo", "Finn", "Hugo", "Oscar"]
 TRAITS = ["little", "brave", "curious", "shy", "clever", "lazy", "kind", "hungry"]
-PLACES = ["a green forest", "a small village", "an old farm", "a quiet valley", "a house by the sea", "a big city"]
+PLACES = ["a green forest", "a small village", "an old farm", "a quiet valley", "a house by the sea",
+    "a big city"]
+SKILLS = ["swim", "sing", "climb", "dance", "read"]
+THINGS = ["ball", "hat", "book", "red kite", "shiny key", "blue boat", "bell", "lamp"]
+FOODS = ["cake", "bread", "soup", "pie", "honey"]
+SPOTS = ["under a tree", "behind the house", "near the river", "in the tall grass"]
+STORY_ENDS = [
+    "From that day on, {name} and the {friend} were best friends.", "{He} went home and slept well.",
+    "And {name} was happy ever after.", "It was the best day for {name}.",
+]
+PLOTS: list[list[str]] = [
+    [
+        "One day, {name} lost {his} {thing}.", "{He} looked everywhere, but {he} could not find it.",
+        "Then {a_friend} came and asked, \"Why are you sad?\"", "\"I lost my {thing},\" said {name}.",
+        "They looked together and found the {thing} {spot}.", "{name} was so happy that {he} danced.",
+    ],
+    [
+        "One morning, {name} found a {thing} on the road.", "\"Whose {thing} is this?\" {he} asked.",
+        "{He} asked {a_friend}, and the {friend} said, \"It is mine! Thank you!\"",
+        "The {friend} gave {name} some {food}.",
+    ],
+    [
+        "One day, {name} met {a_friend} who could not climb over the wall.",
+        "\"I can help you,\" said {name}.",
+        "{He} pushed and pushed until the {friend} was on top.",
+        "\"Thank you,\" said the {friend}. \"You are a good friend.\"",
+    ],
+    [
+        "One day, it began to rain.", "{name} ran under a big tree to stay dry.", "{A_friend} was there too.",
+        "They told each other stories until the sun came out.",
+        "Then they jumped in the puddles and laughed.",
+    ],
+    [
+        "One day, {name} had some {food}.", "{A_friend} came by and was very hungry.",
+        "{name} gave half of the {food} to the {friend}.", "They ate together in the sun.",
+    ],
+    [
+        "{name} wanted to learn to {skill}.", "At first it was hard, and {he} wanted to stop.",
+        "\"Try again,\" said {his} friend, the {friend}.", "{name} tried again every day.",
+        "At last {he} could {skill}, and everyone clapped.",
+    ],
+]

@@ -23,11 +23,18 @@ ARCHITECTURES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 
 # GGUF name inside a block -> transformers name inside a layer.
 BLOCK_NAMES = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -94,14 +101,22 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
     n_heads, n_embd = c.get("attention.head_count"), c.get("embedding_length")
     n_kv_heads, head_dim = c.get("attention.head_count_kv"), c.get("attention.key_length", n_embd // n_heads)
     shape: dict[str, Any] = {
-        "vocab_size": c.tensors["token_embd.weight"].shape[0], "hidden_size": n_embd, "head_dim": head_dim,
-        "num_hidden_layers": c.get("block_count"), "num_attention_heads": n_heads,
-        "num_key_value_heads": n_kv_heads, "intermediate_size": c.get("feed_forward_length"),
+        "vocab_size": c.tensors["token_embd.weight"].shape[0],
+        "hidden_size": n_embd,
+        "head_dim": head_dim,
+        "num_hidden_layers": c.get("block_count"),
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "intermediate_size": c.get("feed_forward_length"),
         "max_position_embeddings": c.get("context_length"),
-        "rms_norm_eps": c.get("attention.layer_norm_rms_epsilon"), "rope_parameters": rope_parameters(c),
-        "tie_word_embeddings": "output.weight" not in c.tensors, "attn_implementation": "eager",
-        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
-    }  # fmt: skip
+        "rms_norm_eps": c.get("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(c),
+        "tie_word_embeddings": "output.weight" not in c.tensors,
+        "attn_implementation": "eager",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
     config = getattr(transformers, f"{family}Config")(**shape)
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     state = {}

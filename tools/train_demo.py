@@ -17,7 +17,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,7 +46,9 @@ CHAT_TEMPLATE = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}"
     "{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}"
+    "{{- '<think>\\n\\n</think>\\n\\n' }}"
+    "{%- endif %}"
     "{%- endif %}"
 )
 
@@ -74,13 +76,18 @@ def train_vocabulary(size: int) -> Tokenizer:
     """Byte-level BPE over our own documents; the special tokens come last, as Qwen has them."""
     special = CONTROL_TOKENS + USER_DEFINED_TOKENS
     tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tok.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=size - len(special), show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - len(special),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     texts = []
     for doc in itertools.islice(documents(VOCAB_SEED), VOCAB_DOCUMENTS):
         text = "".join(s for s, _ in doc)
@@ -211,7 +218,7 @@ def weighted_loss(model: nn.Module, head: Tensor, batch: tuple[Tensor, ...]) -> 
     return (each * w).sum() / w.sum(), each[w == 1].mean().detach()
 
 
-def train(c: Config, tok: Tokenizer, a: argparse.Namespace) -> Model:
+def train(c: Config, tok: Tokenizer, a: argparse.Namespace, save: Callable[[Model], None]) -> Model:
     torch.manual_seed(SEED)
     torch.set_num_threads(a.threads)
     model = Model(c)
@@ -231,10 +238,18 @@ def train(c: Config, tok: Tokenizer, a: argparse.Namespace) -> Model:
         opt.step()
         opt.zero_grad(set_to_none=True)
         seen += int((batch[2] >= 0).sum())
-        shown = [0.98 * s + 0.02 * v.item() if step else v.item() for s, v in zip(shown, (loss, answers), strict=True)]
+        shown = [
+            0.98 * s + 0.02 * v.item() if step else v.item()
+            for s, v in zip(shown, (loss, answers), strict=True)
+        ]
         if step % 100 == 99:
-            print(f"step {step + 1} loss {shown[0]:.4f} answers {shown[1]:.4f} "
-                  f"{seen / (time.time() - start):.0f} tok/s {time.time() - start:.0f} s", flush=True)  # fmt: skip
+            print(
+                f"step {step + 1} loss {shown[0]:.4f} answers {shown[1]:.4f} {seen:,} tokens, "
+                f"{time.time() - start:.0f} s wall, {time.process_time():.0f} s of CPU",
+                flush=True,
+            )
+        if a.snapshot and step % a.snapshot == a.snapshot - 1:
+            save(model)
     return model
 
 
@@ -249,10 +264,22 @@ def tensors(model: Model) -> dict[str, np.ndarray]:
     for i, b in enumerate(model.blocks):
         wq, wk, wv = b.qkv.weight.split([q, kv, kv])
         gate, up = b.gate_up.weight.chunk(2)
-        out |= {f"blk.{i}.{n}.weight": w for n, w in [
-            ("attn_norm", b.attn_norm), ("attn_q", wq), ("attn_k", wk), ("attn_v", wv), ("attn_output", b.out.weight),
-            ("attn_q_norm", b.q_norm), ("attn_k_norm", b.k_norm), ("ffn_norm", b.ffn_norm),
-            ("ffn_gate", gate), ("ffn_up", up), ("ffn_down", b.down.weight)]}  # fmt: skip
+        out |= {
+            f"blk.{i}.{n}.weight": w
+            for n, w in [
+                ("attn_norm", b.attn_norm),
+                ("attn_q", wq),
+                ("attn_k", wk),
+                ("attn_v", wv),
+                ("attn_output", b.out.weight),
+                ("attn_q_norm", b.q_norm),
+                ("attn_k_norm", b.k_norm),
+                ("ffn_norm", b.ffn_norm),
+                ("ffn_gate", gate),
+                ("ffn_up", up),
+                ("ffn_down", b.down.weight),
+            ]
+        }
     return {n: w.detach().numpy().astype(np.float32) for n, w in out.items()}
 
 
@@ -260,7 +287,7 @@ def write_gguf(path: Path, c: Config, tok: Tokenizer, weights: dict[str, np.ndar
     """Matrices as Q8_0, norms F32, vocabulary and template with them. Keys as llama.cpp's converter."""
     w = gguf.GGUFWriter(path, "qwen3")
     w.add_name("Reflex demo")
-    w.add_description("A few facts, sums, moods and routes, and short stories; made by tools/train_demo.py")
+    w.add_description("Facts, sums, moods, routes and short stories; made by tools/train_demo.py")
     w.add_license("apache-2.0")
     w.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     w.add_context_length(c.n_ctx)
@@ -315,14 +342,18 @@ def main() -> None:
     ap.add_argument("--rows", type=int, default=8)
     ap.add_argument("--length", type=int, default=256)
     ap.add_argument("--lr", type=float, default=3e-3)
+    ap.add_argument("--snapshot", type=int, default=0, help="write --out every so many steps as well")
     ap.add_argument("--threads", type=int, default=2)
     a = ap.parse_args()
     tok = train_vocabulary(Config.vocab_size)
     c = Config(vocab_size=tok.get_vocab_size())
     print(asdict(c), flush=True)
-    model = train(c, tok, a)
     a.out.parent.mkdir(parents=True, exist_ok=True)
-    write_gguf(a.out, c, tok, tensors(model))
+
+    def save(model: Model) -> None:
+        write_gguf(a.out, c, tok, tensors(model))
+
+    save(train(c, tok, a, save))
     print(f"{a.out}: {a.out.stat().st_size:,} bytes", flush=True)
 
 

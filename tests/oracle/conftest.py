@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
+
 from reflex_worker._native import Engine, ReflexError
 
-from .references import FIXTURES
+from .references import fixture_path
 
 
 @pytest.fixture(scope="session")
 def engine() -> Callable[..., Engine]:
     """engine(name, exact=..., isa=...): the fixture's file, loaded once per combination."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def load(name: str, exact: bool = True, isa: str = "", chunk: int = 512) -> Engine:
         try:
-            return Engine(str(FIXTURES / f"{name}.gguf"), device="cpu", exact=exact, isa=isa, chunk=chunk, threads=2)
+            return Engine(str(fixture_path(name)), device="cpu", exact=exact, isa=isa, chunk=chunk, threads=2)
         except ReflexError as e:
             if isa and e.kind == "unsupported":  # this machine has no such instructions
                 pytest.skip(str(e))

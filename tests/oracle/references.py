@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+DEMO = FIXTURES.parent.parent / "reflex_worker/data/demo.gguf"
 NAMES = sorted(p.stem for p in FIXTURES.glob("*.npz"))
 PROMPT_LENGTHS = (1, 2, 7, 31, 32, 33, 64, 65, 130)
 
@@ -34,7 +35,7 @@ class Reference:
 
     @property
     def path(self) -> str:
-        return str(FIXTURES / f"{self.name}.gguf")
+        return str(fixture_path(self.name))
 
     def rows_below(self, length: int) -> list[int]:
         """The kept rows that a prompt of `length` tokens has."""
@@ -44,10 +45,22 @@ class Reference:
         return self.logits[[self.rows.index(r) for r in rows]]
 
 
+def fixture_path(name: str) -> Path:
+    """The GGUF of a fixture; "demo" is the bundled model, the one trained checkpoint among them."""
+    return DEMO if name == "demo" else FIXTURES / f"{name}.gguf"
+
+
 def load(name: str) -> Reference:
     with np.load(FIXTURES / f"{name}.npz") as z:
-        return Reference(name, z["ids"].tolist(), z["rows"].tolist(), z["logits"].astype(np.float64),
-                         z["greedy_prompts"].tolist(), z["greedy"], z["margins"])  # fmt: skip
+        return Reference(
+            name,
+            z["ids"].tolist(),
+            z["rows"].tolist(),
+            z["logits"].astype(np.float64),
+            z["greedy_prompts"].tolist(),
+            z["greedy"],
+            z["margins"],
+        )
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -66,12 +79,16 @@ def assert_exact(found: np.ndarray, reference: np.ndarray, what: str) -> None:
     """The gate of exact mode; the worst error is printed."""
     assert found.shape == reference.shape, f"{what}: shape {found.shape}, expected {reference.shape}"
     worst, kl = float(np.abs(found - reference).max()), mean_kl(reference, found)
-    print(f"{what}: max |diff| {worst:.2e} (gate {EXACT_MAX_DIFF:.0e}), mean KL {kl:.1e} (gate {EXACT_MEAN_KL:.0e})")
+    print(
+        f"{what}: max |diff| {worst:.2e} (gate {EXACT_MAX_DIFF:.0e}), mean KL {kl:.1e} (gate {EXACT_MEAN_KL:.0e})"
+    )
     assert worst <= EXACT_MAX_DIFF, f"{what}: max |diff| {worst:.2e}"
     assert kl <= EXACT_MEAN_KL, f"{what}: mean KL {kl:.2e}"
 
 
-def assert_greedy(found: list[int], tokens: np.ndarray, margins: np.ndarray, tolerance: float, what: str) -> None:
+def assert_greedy(
+    found: list[int], tokens: np.ndarray, margins: np.ndarray, tolerance: float, what: str
+) -> None:
     """Equal up to the first step whose margin is below the tolerance, where either token may win."""
     for i, (got, want, margin) in enumerate(zip(found, tokens, margins, strict=True)):
         if got == want:

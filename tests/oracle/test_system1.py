@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pytest
+
 from reflex_worker._native import ReflexError
 
 from .conftest import rows
@@ -99,7 +100,14 @@ def test_packed_pass_equals_one_pass_per_candidate(engine, name, prompt_length, 
 def test_packed_pass_on_other_instruction_sets(engine, isa):
     ref, e = load("qwen3-q8_0"), engine("qwen3-q8_0", isa=isa)
     candidates = mixed_candidates(ref.logits.shape[1], 40, seed=5)
-    check(run(e, ref.ids[:20], candidates, score="logprob_sum"), e, ref.ids[:20], candidates, "logprob_sum", EXACT_MAX_DIFF)
+    check(
+        run(e, ref.ids[:20], candidates, score="logprob_sum"),
+        e,
+        ref.ids[:20],
+        candidates,
+        "logprob_sum",
+        EXACT_MAX_DIFF,
+    )
 
 
 @pytest.mark.parametrize("chunk", [512, 33, 8])
@@ -110,7 +118,9 @@ def test_300_candidates_of_mixed_lengths(engine, kind, chunk):
     candidates = mixed_candidates(ref.logits.shape[1], 300, seed=3)
     assert {len(c) for c in candidates} == set(range(1, 10))
     prompt = ref.ids[:40]
-    check(run(e, prompt, candidates, score=kind), engine("qwen3-tied"), prompt, candidates, kind, EXACT_MAX_DIFF)
+    check(
+        run(e, prompt, candidates, score=kind), engine("qwen3-tied"), prompt, candidates, kind, EXACT_MAX_DIFF
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen2-q8_0", "qwen3-q4_k", "qwen3-f16"])
@@ -189,7 +199,14 @@ def test_a_candidate_that_fills_the_context_to_the_last_token(engine):
     ref, e = load("qwen3-tied"), engine("qwen3-tied")
     prompt = ref.ids[:130]
     full = (ref.ids * 2)[:126]
-    check(run(e, prompt, [full, [1]], score="logprob_sum"), e, prompt, [full, [1]], "logprob_sum", EXACT_MAX_DIFF)
+    check(
+        run(e, prompt, [full, [1]], score="logprob_sum"),
+        e,
+        prompt,
+        [full, [1]],
+        "logprob_sum",
+        EXACT_MAX_DIFF,
+    )
     with pytest.raises(ReflexError, match=r"candidates\[1\]") as error:
         e.score(prompt_token_ids=prompt, candidate_token_ids=[[1], [*full, 1]])
     assert error.value.kind == "context_overflow"
