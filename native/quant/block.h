@@ -75,6 +75,12 @@ REFLEX_HD uint32_t load_u32(const void* p) {
   return v;
 }
 
+REFLEX_HD uint64_t load_u64(const void* p) {
+  uint64_t v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
 REFLEX_HD void store_u64(void* p, uint64_t v) { memcpy(p, &v, sizeof v); }
 
 REFLEX_HD float float_of_bits(uint32_t bits) {
@@ -106,7 +112,8 @@ REFLEX_HD float to_float(const Half& h) {
 
 // ---- eight bytes at a time in a 64-bit word ------------------------------------------------
 
-constexpr uint64_t kOnes = 0x0101010101010101u;  ///< a one in every byte
+constexpr uint64_t kOnes = 0x0101010101010101u;     ///< a one in every byte
+constexpr uint64_t kNibbles = 0x0F0F0F0F0F0F0F0Fu;  ///< the low nibble of every byte
 
 /// Byte j of the result is bit j of `bits` (8 bits), 0 or 1.
 REFLEX_HD uint64_t spread_bits(uint32_t bits) {
@@ -126,6 +133,11 @@ REFLEX_HD uint64_t spread_pairs(uint32_t fields) {
 REFLEX_HD uint32_t spread_nibbles(uint32_t fields) {
   const uint32_t x = (fields | fields << 8) & 0x00FF00FFu;
   return (x | x << 4) & 0x0F0F0F0Fu;
+}
+
+/// Each byte minus n, as int8; the bytes are below 128 and n is at most 128.
+REFLEX_HD uint64_t subtract_from_bytes(uint64_t bytes, uint64_t n) {
+  return (bytes + (128 - n) * kOnes) ^ 128 * kOnes;  // lent 128, so that no byte borrows, and taken back
 }
 
 /// The bytes of `magnitudes` (each 1..127), those negated whose bit in `signs` is set.

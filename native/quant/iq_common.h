@@ -33,9 +33,7 @@ REFLEX_HD uint64_t iq3s_values(uint32_t row_a, uint32_t row_b) {
 
 /// Eight q of IQ1_S or IQ1_M: 8 * (grid value + delta), grid value -1, 0, 1, delta +-1/8.
 REFLEX_HD uint64_t iq1_values(uint32_t row, bool negative_delta) {
-  // In offset-128 form, where no byte borrows: 8 * (code - 1) +- 1 + 128.
-  const uint64_t offset = negative_delta ? 119 : 121;
-  return (8 * spread_pairs(row) + offset * kOnes) ^ 0x80 * kOnes;
+  return subtract_from_bytes(8 * spread_pairs(row), negative_delta ? 9 : 7);
 }
 
 REFLEX_QUANT_END

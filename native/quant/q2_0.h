@@ -16,9 +16,8 @@ struct Q2_0 {
   };
 
   REFLEX_HD static void unpack32(const Block& b, int g, int8_t* __restrict__ q, float* scale, float*) {
-    // q - 1 in each byte: bit 7 lent so that no byte borrows, then taken back.
     for (int i = 0; i < 4; ++i)
-      store_u64(q + 8 * i, (spread_pairs(load_u16(b.qs + 8 * g + 2 * i)) + 0x7F * kOnes) ^ 0x80 * kOnes);
+      store_u64(q + 8 * i, subtract_from_bytes(spread_pairs(load_u16(b.qs + 8 * g + 2 * i)), 1));
     scale[0] = scale[1] = to_float(b.d);
   }
 };

@@ -14,9 +14,10 @@ struct Q4_0 {
   };
 
   REFLEX_HD static void unpack32(const Block& b, int, int8_t* __restrict__ q, float* scale, float*) {
-    for (int i = 0; i < 16; ++i) {
-      q[i] = static_cast<int8_t>((b.qs[i] & 0xF) - 8);
-      q[16 + i] = static_cast<int8_t>((b.qs[i] >> 4) - 8);
+    for (int i = 0; i < 16; i += 8) {
+      const uint64_t x = load_u64(b.qs + i);
+      store_u64(q + i, subtract_from_bytes(x & kNibbles, 8));
+      store_u64(q + 16 + i, subtract_from_bytes(x >> 4 & kNibbles, 8));
     }
     scale[0] = scale[1] = to_float(b.d);
   }

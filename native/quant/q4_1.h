@@ -15,9 +15,10 @@ struct Q4_1 {
   };
 
   REFLEX_HD static void unpack32(const Block& b, int, int8_t* __restrict__ q, float* scale, float* min) {
-    for (int i = 0; i < 16; ++i) {
-      q[i] = static_cast<int8_t>(b.qs[i] & 0xF);
-      q[16 + i] = static_cast<int8_t>(b.qs[i] >> 4);
+    for (int i = 0; i < 16; i += 8) {
+      const uint64_t x = load_u64(b.qs + i);
+      store_u64(q + i, x & kNibbles);
+      store_u64(q + 16 + i, x >> 4 & kNibbles);
     }
     scale[0] = scale[1] = to_float(b.d);
     min[0] = min[1] = to_float(b.m);

@@ -16,7 +16,7 @@ struct Q5_1 {
   };
 
   REFLEX_HD static void unpack32(const Block& b, int, int8_t* __restrict__ q, float* scale, float* min) {
-    unpack_5bit(b.qh, b.qs, q);
+    unpack_5bit(b.qh, b.qs, 0, q);
     scale[0] = scale[1] = to_float(b.d);
     min[0] = min[1] = to_float(b.m);
   }
