@@ -30,8 +30,6 @@ struct MatmulArgs {
   int32_t n_rows = 0;            ///< R
   float* y = nullptr;
   size_t ldy = 0;
-  /// decode(type, row, y, n): scalar decode to f32, for types and modes without a kernel.
-  void (*decode)(uint32_t type, const void* x, float* y, size_t n) = nullptr;
   uint8_t* scratch = nullptr;  ///< matmul_scratch(n_in) bytes, 64-aligned, this thread's own
 };
 
@@ -66,7 +64,7 @@ struct Kernels {
                   int32_t end, uint8_t* act);
   /// The prepared row r of a row_* form, usable as act with R = 1.
   const uint8_t* (*act_row)(Form form, const uint8_t* act, int32_t n_in, int32_t r);
-  size_t (*matmul_scratch)(int32_t n_in, int32_t n_rows);
+  size_t (*matmul_scratch)(int32_t n_in);
   void (*matmul)(const MatmulArgs& args, int32_t begin, int32_t end);
 
   /// y = x * rsqrt(mean(x^2) + eps) * w, over groups of `group` values of each row; x, y (rows, n),

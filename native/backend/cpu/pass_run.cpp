@@ -18,10 +18,6 @@ constexpr size_t kLine = 64;
 
 size_t round_line(size_t n) { return (n + kLine - 1) / kLine * kLine; }
 
-void decode_row(uint32_t type, const void* x, float* y, size_t n) {
-  dequantize_row(static_cast<GgmlType>(type), x, y, n);
-}
-
 /// Weight rows of one piece of a product with n_out rows.
 int32_t grain(int32_t n_out, int threads) {
   const int32_t even = n_out / (kPiecesPerThread * threads);
@@ -71,7 +67,7 @@ void PassRun::reserve_matmul(ValueId in, std::span<const WeightId> weights, bool
              "prepared activations");
     }
   }
-  size_t need = round_line(kernels_.matmul_scratch(n_in, n));
+  size_t need = round_line(kernels_.matmul_scratch(n_in));
   if (pair) need += 2 * round_line(static_cast<size_t>(n) * kMatmulRows * sizeof(float));
   int32_t unit = 1;
   for (int f = 0; f < kForms; ++f) unit = std::max(unit, kernels_.act_unit(static_cast<Form>(f)));
@@ -201,7 +197,6 @@ MatmulArgs PassRun::matmul_args(WeightId id, int32_t n_rows, Form form, int t) c
   a.form = form;
   a.act = program_.act_[static_cast<int>(form)].data();
   a.n_rows = n_rows;
-  a.decode = decode_row;
   a.scratch = scratch(t);
   return a;
 }
@@ -228,7 +223,7 @@ void PassRun::pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t)
   const int32_t n = rows(s.in), count = end - begin;
   const auto n_out = static_cast<size_t>(width(s.swiglu));
   const size_t half = round_line(static_cast<size_t>(n) * kMatmulRows * sizeof(float));
-  uint8_t* base = scratch(t) + round_line(kernels_.matmul_scratch(width(s.in), n));
+  uint8_t* base = scratch(t) + round_line(kernels_.matmul_scratch(width(s.in)));
   float* y[2] = {reinterpret_cast<float*>(base), reinterpret_cast<float*>(base + half)};
   const int which[2] = {s.gate, s.up};
   for (int i = 0; i < 2; ++i) {

@@ -1,61 +1,36 @@
-// y[r] = W x[r]: forms of activations and the choice of product.
+// y[r] = W x[r]: which form of activations, which product.
 #include "backend/cpu/kernels/matmul.h"
 
-#include "backend/cpu/kernels/simd.h"
+#include "backend/cpu/kernels/products.h"
 
 REFLEX_ISA_BEGIN
 
 namespace {
-
-constexpr uint32_t kTypeF32 = 0;
-
-// Four accumulators over whole vectors, then the tail: the same order for every row.
-float dot(const float* a, const float* b, int32_t n) {
-  vf s[4] = {};
-  int32_t i = 0;
-  for (; i + 4 * W <= n; i += 4 * W)
-    for (int k = 0; k < 4; ++k) s[k] = fma(load(a + i + k * W), load(b + i + k * W), s[k]);
-  for (; i + W <= n; i += W) s[0] = fma(load(a + i), load(b + i), s[0]);
-  float t = sum((s[0] + s[1]) + (s[2] + s[3]));
-  for (; i < n; ++i) t += a[i] * b[i];
-  return t;
-}
-
+/// Rows up to which f32 activations stay rows: beyond, a tile shares each weight among W of them.
+constexpr int32_t kMaxRowsF32 = 4;
 }  // namespace
 
-Form choose_form(uint32_t, int32_t, int32_t, bool) { return Form::row_f32; }
-
-size_t act_bytes(Form, int32_t n_in, int32_t n_rows) {
-  return static_cast<size_t>(n_in) * static_cast<size_t>(n_rows) * sizeof(float);
+Form choose_form(uint32_t type, int32_t n_in, int32_t n_rows, bool exact) {
+  if (exact || unpack_info(type).block == 0 || n_in % 32 != 0)
+    return n_rows <= kMaxRowsF32 ? Form::row_f32 : Form::tile_f32;
+  return n_rows == 1 ? Form::row_i8 : Form::tile_i8;
 }
 
-int32_t act_unit(Form) { return 1; }
-
-void prepare(Form, const float* x, size_t ldx, int32_t n_in, int32_t, int32_t begin, int32_t end,
-             uint8_t* act) {
-  const size_t row = static_cast<size_t>(n_in) * sizeof(float);
-  for (int32_t r = begin; r < end; ++r)
-    memcpy(act + static_cast<size_t>(r) * row, x + static_cast<size_t>(r - begin) * ldx, row);
+size_t matmul_scratch(int32_t n_in) {
+  const size_t a = cut_scratch(nullptr, n_in).bytes, b = scratch_f32(n_in);
+  return a > b ? a : b;
 }
-
-const uint8_t* act_row(Form, const uint8_t* act, int32_t n_in, int32_t r) {
-  return act + static_cast<size_t>(r) * static_cast<size_t>(n_in) * sizeof(float);
-}
-
-size_t matmul_scratch(int32_t n_in, int32_t) { return static_cast<size_t>(n_in) * sizeof(float); }
 
 void matmul(const MatmulArgs& a, int32_t begin, int32_t end) {
-  const auto n = static_cast<size_t>(a.n_in);
-  for (int32_t j = begin; j < end; ++j) {
-    const uint8_t* w = a.w + static_cast<size_t>(j) * a.row_bytes;
-    auto* row = reinterpret_cast<float*>(a.scratch);
-    if (a.type == kTypeF32)
-      memcpy(row, w, n * sizeof(float));
-    else
-      a.decode(a.type, w, row, n);
-    for (int32_t r = 0; r < a.n_rows; ++r)
-      a.y[static_cast<size_t>(r) * a.ldy + static_cast<size_t>(j - begin)] =
-          dot(row, reinterpret_cast<const float*>(a.act) + static_cast<size_t>(r) * n, a.n_in);
+  switch (a.form) {
+    case Form::row_i8:
+      return matvec_i8(a, unpack_info(a.type), begin, end);
+    case Form::tile_i8:
+      return matmul_tile_i8(a, unpack_info(a.type), begin, end);
+    case Form::row_f32:
+      return matmul_row_f32(a, begin, end);
+    case Form::tile_f32:
+      return matmul_tile_f32(a, begin, end);
   }
 }
 

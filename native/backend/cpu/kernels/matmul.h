@@ -6,12 +6,7 @@
 REFLEX_ISA_BEGIN
 
 Form choose_form(uint32_t type, int32_t n_in, int32_t n_rows, bool exact);
-size_t act_bytes(Form form, int32_t n_in, int32_t n_rows);
-int32_t act_unit(Form form);
-void prepare(Form form, const float* x, size_t ldx, int32_t n_in, int32_t n_rows, int32_t begin, int32_t end,
-             uint8_t* act);
-const uint8_t* act_row(Form form, const uint8_t* act, int32_t n_in, int32_t r);
-size_t matmul_scratch(int32_t n_in, int32_t n_rows);
+size_t matmul_scratch(int32_t n_in);
 void matmul(const MatmulArgs& args, int32_t begin, int32_t end);
 
 REFLEX_ISA_END

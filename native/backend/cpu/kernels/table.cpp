@@ -1,4 +1,5 @@
 // The table of this instruction set.
+#include "backend/cpu/kernels/activations.h"
 #include "backend/cpu/kernels/attention.h"
 #include "backend/cpu/kernels/elementwise.h"
 #include "backend/cpu/kernels/matmul.h"
