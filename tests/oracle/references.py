@@ -79,9 +79,8 @@ def assert_exact(found: np.ndarray, reference: np.ndarray, what: str) -> None:
     """The gate of exact mode; the worst error is printed."""
     assert found.shape == reference.shape, f"{what}: shape {found.shape}, expected {reference.shape}"
     worst, kl = float(np.abs(found - reference).max()), mean_kl(reference, found)
-    print(
-        f"{what}: max |diff| {worst:.2e} (gate {EXACT_MAX_DIFF:.0e}), mean KL {kl:.1e} (gate {EXACT_MEAN_KL:.0e})"
-    )
+    gates = f"gates {EXACT_MAX_DIFF:.0e} and {EXACT_MEAN_KL:.0e}"
+    print(f"{what}: max |diff| {worst:.2e}, mean KL {kl:.1e} ({gates})")
     assert worst <= EXACT_MAX_DIFF, f"{what}: max |diff| {worst:.2e}"
     assert kl <= EXACT_MEAN_KL, f"{what}: mean KL {kl:.2e}"
 

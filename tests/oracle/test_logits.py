@@ -17,28 +17,38 @@ ISAS = ("portable", "avx2", "avx512vnni")
 SPLIT_FIXTURES = ("qwen3-tied", "llama3", "qwen2-q8_0")
 GREEDY_EXACT_TOLERANCE = 2 * EXACT_MAX_DIFF
 
-# Fast mode: rms of the logit error at std 3, a bound per type of weight. llama.cpp's is 0.06 to 0.18 for
-# quantised files (design.md). F32, F16 and BF16 weights meet f32 activations and lose only what an f16
-# KV loses (0.001 to 0.002 seen); the others meet 8-bit activations (0.04 to 0.08 seen).
-FAST_RMS = {
-    "f16": 0.004,
-    "bf16": 0.004,
-    "q8_0": 0.1,
-    "q4_0": 0.1,
-    "legacy": 0.09,
-    "q4_k": 0.08,
-    "q5_k": 0.06,
-    "q6_k": 0.09,
-    "iq4_xs": 0.09,
-    "lowbit": 0.08,
-    "demo": 0.1,
+# Fast mode may quantise activations and keep KV in f16. How far that takes llama.cpp on the same files: rms
+# logit error at std 3, the larger of its f32 and f16 caches (tools/llama_rms.py, llama-cpp-python 0.3.36).
+LLAMA_CPP_RMS = {
+    "llama-linear": 0.0024,
+    "llama-q4_0": 0.0709,
+    "llama-spm": 0.0024,
+    "llama-yarn": 0.0032,
+    "llama3": 0.0023,
+    "qwen2-bf16": 0.0173,
+    "qwen2-q8_0": 0.0587,
+    "qwen2-tied": 0.0024,
+    "qwen2-untied": 0.0013,
+    "qwen3-f16": 0.0030,
+    "qwen3-iq4_xs": 0.0945,
+    "qwen3-legacy": 0.0700,
+    "qwen3-lowbit": 0.0961,
+    "qwen3-q4_k": 0.0770,
+    "qwen3-q5_k": 0.0455,
+    "qwen3-q6_k": 0.0782,
+    "qwen3-q8_0": 0.0827,
+    "qwen3-tied": 0.0027,
+    "qwen3-untied": 0.0019,
+    "qwen3-yarn": 0.0024,
 }
-FAST_RMS_F32 = 0.004
+# Ours must be no worse. The slack is for luck: two right engines round differently, and a rms over nine rows
+# of a two-layer model is known to about a tenth.
+FAST_SLACK = 1.2
 FAST_GREEDY_SIGMAS = 8  # a flip needs two logits wrong in opposite ways
 
 
 def fast_rms_bound(name: str) -> float:
-    return FAST_RMS.get(name.rsplit("-", 1)[-1], FAST_RMS_F32)
+    return FAST_SLACK * LLAMA_CPP_RMS[name]
 
 
 @pytest.mark.parametrize("length", PROMPT_LENGTHS)
