@@ -1,0 +1,327 @@
+"""The Python API: a loaded model, and its two kinds of request.
+
+    from reflex_worker import Engine
+
+    engine = Engine("model.gguf")
+    print(engine.generate("Once upon a time", max_tokens=16).run().text)
+    for event in engine.generate("Once upon a time"):
+        print(event.text, end="", flush=True)
+    decision = engine.score("The capital of France is", [" Paris", " Rome"]).run()
+    print(decision.best_index, decision.candidates)
+
+A thin layer over the native core: conversions, iteration, and the fallback tokenizer for files
+whose pre-tokenizer the core does not know. Importing it starts nothing and sets no environment.
+"""
+
+from __future__ import annotations
+
+from ._native import Engine as _NativeEngine
+from ._native import ReflexError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from ._native import Event
+    from ._native import Generation as _NativeGeneration
+    from ._native import Scoring as _NativeScoring
+    from .fallback_tokenizer import FallbackTokenizer
+
+__all__ = ["Engine", "Generation", "ReflexError", "Scoring"]
+
+
+def refuse(kind: str, message: str) -> ReflexError:
+    """A ReflexError of a kind, as the core itself would raise it."""
+    error = ReflexError(message)
+    error.kind = kind
+    return error
+
+
+class Generation:
+    """A generate request, ready to run: `step()` it, iterate over its events, or `run()` it whole.
+
+    token_ids, text, finish_reason ("stop", "length", "timeout"), stop_match, logprobs and
+    prompt_logprobs (token_id, logprob, [(token_id, logprob)]), seed, usage and timings
+    (milliseconds) are those so far, and final once an event of kind "done" has come. Drop it to
+    cancel it. One request of an engine runs at a time: a new one ends the state of those before.
+    """
+
+    def __init__(self, native: _NativeGeneration) -> None:
+        self._native = native
+        self.step: Callable[[], Event] = native.step  # one prefill chunk or one token
+
+    def __iter__(self) -> Iterator[Event]:
+        """Its events: "progress" per prefill chunk, "token" per token, and at last "done"."""
+        return _events(self.step)
+
+    def run(self) -> Generation:
+        """Run it to its end; returns itself."""
+        for _ in self:
+            pass
+        return self
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self._native.token_ids
+
+    @property
+    def text(self) -> str:
+        return self._native.text
+
+    @property
+    def finish_reason(self) -> str:
+        return self._native.finish_reason
+
+    @property
+    def stop_match(self) -> str | None:
+        return self._native.stop_match
+
+    @property
+    def logprobs(self) -> list[tuple[int, float, list[tuple[int, float]]]]:
+        return self._native.logprobs
+
+    @property
+    def prompt_logprobs(self) -> list[tuple[int, float, list[tuple[int, float]]]]:
+        return self._native.prompt_logprobs
+
+    @property
+    def seed(self) -> int:
+        return self._native.seed
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return self._native.usage
+
+    @property
+    def timings(self) -> dict[str, float]:
+        return self._native.timings
+
+
+class Scoring:
+    """A system1 request, ready to run: `step()` it, iterate, or `run()` it whole.
+
+    candidates (text, token_ids, score, probability), entropy (bits), best_index, score_kind, usage
+    and timings (milliseconds) hold once an event of kind "done" has come. Drop it to cancel it.
+    """
+
+    def __init__(self, native: _NativeScoring, texts: Sequence[str] | None) -> None:
+        self._native = native
+        self._texts = texts  # where the core saw ids only
+        self.step: Callable[[], Event] = native.step
+
+    def __iter__(self) -> Iterator[Event]:
+        """Its events: "progress" per chunk, and at last "done"."""
+        return _events(self.step)
+
+    def run(self) -> Scoring:
+        """Run it to its end; returns itself."""
+        for _ in self:
+            pass
+        return self
+
+    @property
+    def candidates(self) -> list[tuple[str, list[int], float, float]]:
+        found = self._native.candidates
+        if self._texts is None:
+            return found
+        return [(text, *c[1:]) for text, c in zip(self._texts, found, strict=True)]
+
+    @property
+    def entropy(self) -> float:
+        return self._native.entropy
+
+    @property
+    def best_index(self) -> int:
+        return self._native.best_index
+
+    @property
+    def score_kind(self) -> str:
+        return self._native.score_kind
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return self._native.usage
+
+    @property
+    def timings(self) -> dict[str, float]:
+        return self._native.timings
+
+
+def _events(step: Callable[[], Event]) -> Iterator[Event]:
+    while True:
+        event = step()
+        yield event
+        if event.kind == "done":
+            return
+
+
+class Engine:
+    """A loaded model. One request at a time; not to be used from two threads at once.
+
+    model: a GGUF file (of a split one, any part). device: auto, cpu, cuda or cuda:N. threads: of
+    the CPU backend, 0 for what the machine and its cgroup allow. ctx: a cap on the context in
+    tokens, 0 for the model's own. exact: float32 activations and KV. poll: called now and then
+    while the model loads; what it raises ends the loading.
+
+    Raises ReflexError, whose `kind` is the protocol's error_kind.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        threads: int = 0,
+        ctx: int = 0,
+        exact: bool = False,
+        isa: str = "",
+        poll: Callable[[], None] | None = None,
+    ) -> None:
+        self._native = _NativeEngine(
+            model, device=device, threads=threads, ctx=ctx, exact=exact, isa=isa, poll=poll
+        )
+        self._model = model
+        self._fallback_tokenizer: FallbackTokenizer | None = None
+        self._native_tokenizes: bool | None = None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Facts of the model and the device, under the names of `reflex info --json`."""
+        return self._native.info
+
+    @property
+    def special_tokens(self) -> dict[str, Any]:
+        """bos, eos, eot, eom, unk, pad (-1: none), add_bos, end_ids."""
+        return self._native.special_tokens
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of each phase of the start."""
+        return self._native.phases
+
+    def tokenize(
+        self,
+        text: str,
+        *,
+        parse_special: bool = True,
+        literal_spans: Sequence[tuple[int, int]] = (),
+        add_bos: bool | None = None,
+    ) -> list[int]:
+        """The ids of a text. literal_spans: ranges [start, end), in code points, in which no control
+        token is recognised. add_bos None: as the model says."""
+        fallback = self._fallback()
+        tokenizer = self._native if fallback is None else fallback
+        return tokenizer.tokenize(
+            text, parse_special=parse_special, literal_spans=literal_spans, add_bos=add_bos
+        )
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of ids; bytes that are no UTF-8 come out as U+FFFD."""
+        return self._native.detokenize(token_ids, skip_special=skip_special)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        parse_special: bool = True,
+        literal_spans: Sequence[tuple[int, int]] = (),
+        add_bos: bool | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Check a generate request and ready it; nothing runs before its first step.
+
+        options, with their defaults: max_tokens 32, temperature 0 (greedy), top_k 0, top_p 1,
+        min_p 0, seed None (drawn, and told), repetition_penalty 1, frequency_penalty 0,
+        presence_penalty 0, logit_bias None ({id: bias}), stop (), stop_token_ids (), ignore_eos
+        False, logprobs None, prompt_logprobs None, skip_special True, timeout_ms None. Their
+        meaning is that of the protocol's fields of the same names.
+        """
+        if prompt is not None and prompt_token_ids is None and self._fallback() is not None:
+            prompt_token_ids = self.tokenize(
+                prompt, parse_special=parse_special, literal_spans=literal_spans, add_bos=add_bos
+            )
+            prompt, literal_spans = None, ()
+        return Generation(
+            self._native.generate(
+                prompt,
+                prompt_token_ids=prompt_token_ids,
+                parse_special=parse_special,
+                literal_spans=literal_spans,
+                add_bos=add_bos,
+                **options,
+            )
+        )
+
+    def score(
+        self,
+        prompt: str | None = None,
+        candidates: Sequence[str] | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        candidate_token_ids: Sequence[Sequence[int]] | None = None,
+        parse_special: bool = True,
+        literal_spans: Sequence[tuple[int, int]] = (),
+        add_bos: bool | None = None,
+        score: str = "auto",
+        temperature: float = 1.0,
+        timeout_ms: int | None = None,
+    ) -> Scoring:
+        """Check a system1 request and ready it; nothing runs before its first step."""
+        texts = None
+        if self._fallback() is not None:
+            how = {"parse_special": parse_special, "literal_spans": literal_spans, "add_bos": add_bos}
+            if candidates is not None and candidate_token_ids is None:
+                texts = candidates
+                candidate_token_ids = self._join(prompt, candidates, how)
+                candidates = None
+            if prompt is not None and prompt_token_ids is None:
+                prompt_token_ids = self.tokenize(prompt, **how)
+                prompt, literal_spans = None, ()
+        native = self._native.score(
+            prompt,
+            candidates,
+            prompt_token_ids=prompt_token_ids,
+            candidate_token_ids=candidate_token_ids,
+            parse_special=parse_special,
+            literal_spans=literal_spans,
+            add_bos=add_bos,
+            score=score,
+            temperature=temperature,
+            timeout_ms=timeout_ms,
+        )
+        return Scoring(native, texts)
+
+    def warm_up(self) -> None:
+        """One hidden step, so that the first request is as fast as the second."""
+        self._native.warm_up()
+
+    def _fallback(self) -> FallbackTokenizer | None:
+        """The tokenizer of another package, where the core does not know this file's."""
+        if self._native_tokenizes is None:
+            self._native_tokenizes = bool(self.info["tokenizer_known"])
+        if self._native_tokenizes:
+            return None
+        if self._fallback_tokenizer is None:
+            from .fallback_tokenizer import FallbackTokenizer
+
+            self._fallback_tokenizer = FallbackTokenizer(self._model)
+        return self._fallback_tokenizer
+
+    def _join(self, prompt: str | None, candidates: Sequence[str], how: dict[str, Any]) -> list[list[int]]:
+        """Each candidate's ids: those of prompt + candidate with the prompt's cut off the front."""
+        if prompt is None:  # nothing to join: encoded alone
+            return [self.tokenize(c, parse_special=how["parse_special"], add_bos=False) for c in candidates]
+        before = self.tokenize(prompt, **how)
+        found = []
+        for i, candidate in enumerate(candidates):
+            ids = self.tokenize(prompt + candidate, **how)
+            if ids[: len(before)] != before:
+                raise refuse(
+                    "invalid_input",
+                    f"candidates[{i}]: its first characters merge with the end of the prompt "
+                    f"({candidate!r} does not begin a token there)",
+                )
+            found.append(ids[len(before) :])
+        return found

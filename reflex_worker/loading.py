@@ -1,0 +1,80 @@
+"""Loads the model in a thread of its own, so that the worker answers while it does.
+
+The native loader holds no GIL; this module imports nothing that costs, so that it can start before
+the worker's own imports. Owns the one file descriptor that wakes the worker's poll().
+"""
+
+from __future__ import annotations
+
+import _thread
+import posix
+import select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Loader:
+    """At most one load at a time: `start`, then a byte at `wake_fd`, then `take`."""
+
+    def __init__(self, make_engine: Callable[[str], Any]) -> None:
+        self._make_engine = make_engine
+        self._result: object = None
+        self._finished = False
+        self.wake_fd, self._wake_in = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+        # Input that somebody has sent already; then the first request is not made to wait for the
+        # hidden one that would have warmed the model up for it.
+        self.input_fd = -1
+        self.has_work: Callable[[], bool] = lambda: False
+
+    def start(self, path: str) -> None:
+        """Begin to load. Returns once the thread is on its way into native code."""
+        self._finished = False
+        on_its_way = _thread.allocate_lock()
+        on_its_way.acquire()
+        _thread.start_new_thread(self._run, (path, on_its_way))
+        on_its_way.acquire()
+
+    def take(self) -> tuple[bool, Any]:
+        """(whether a load has ended since, the engine or the exception it ended with)."""
+        finished, result = self._finished, self._result
+        if finished:
+            self._finished, self._result = False, None
+        return finished, result
+
+    def wake(self) -> None:
+        """Make `wake_fd` readable; callable from any thread."""
+        try:
+            posix.write(self._wake_in, b"!")
+        except BlockingIOError:
+            pass  # it is readable already
+
+    def clear_wake(self) -> None:
+        """Empty `wake_fd`."""
+        try:
+            posix.read(self.wake_fd, 4096)
+        except BlockingIOError:
+            pass
+
+    def _run(self, path: str, on_its_way: Any) -> None:
+        on_its_way.release()
+        try:
+            engine = self._make_engine(path)
+            if not self._somebody_waits():
+                engine.warm_up()
+            self._result = engine
+        except BaseException as e:  # whatever it is, the worker must hear of it
+            self._result = e
+        self._finished = True
+        self.wake()
+
+    def _somebody_waits(self) -> bool:
+        if self.has_work():
+            return True
+        if self.input_fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self.input_fd, select.POLLIN)
+        return bool(poll.poll(0))

@@ -1,0 +1,176 @@
+"""One request on its way: what the engine is asked, and what its steps say in protocol words.
+
+Pure but for the engine it drives: an engine is anything with the calls of `api.Engine`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reflex_protocol.messages import (
+    CandidateScore,
+    ErrorFinal,
+    GenerateFinal,
+    ModelSummary,
+    ProgressEvent,
+    Request,
+    ScoreFinal,
+    TokenEvent,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+    WorkerMessage,
+)
+
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+)
+
+
+class Run:
+    """A request that the engine has accepted. `step()` until it gives the final line."""
+
+    def __init__(self, engine: Any, request: Request) -> None:
+        """Raises what the engine raises: nothing has run then."""
+        self.request = request
+        self._task = _score(engine, request) if request.scores else _generate(engine, request)
+
+    def step(self) -> WorkerMessage | None:
+        """One prefill chunk or one token, and the line to write for it, if any."""
+        event = self._task.step()
+        request = self.request
+        if event.kind == "token":
+            if not request.stream:
+                return None
+            line = TokenEvent(id=request.id, token_id=event.token_id, text=event.text)
+            if request.logprobs is not None:
+                line.logprob = event.logprob
+                line.top_logprobs = _top(event.top_logprobs)
+            return line
+        if event.kind == "progress":
+            if not request.progress:
+                return None
+            return ProgressEvent(id=request.id, done=event.done, total=event.total)
+        return self._score_final() if request.scores else self._generate_final()
+
+    def so_far(self) -> tuple[list[int], str]:
+        """Ids and text of what has been generated."""
+        return ([], "") if self.request.scores else (self._task.token_ids, self._task.text)
+
+    def _generate_final(self) -> GenerateFinal:
+        task, request = self._task, self.request
+        wants, wants_prompt = request.logprobs is not None, request.prompt_logprobs is not None
+        return GenerateFinal(
+            id=request.id,
+            token_ids=task.token_ids,
+            text=task.text,
+            finish_reason=task.finish_reason,
+            stop_match=task.stop_match,
+            logprobs=_logprobs(task.logprobs) if wants else None,
+            prompt_logprobs=_logprobs(task.prompt_logprobs) if wants_prompt else None,
+            seed=task.seed,
+            usage=Usage(**task.usage),
+            timings=task.timings,
+        )
+
+    def _score_final(self) -> ScoreFinal:
+        task = self._task
+        return ScoreFinal(
+            id=self.request.id,
+            candidates=[
+                CandidateScore(text=text, token_ids=ids, score=score, probability=probability)
+                for text, ids, score, probability in task.candidates
+            ],
+            entropy=task.entropy,
+            best_index=task.best_index,
+            score=task.score_kind,
+            usage=Usage(**task.usage),
+            timings=task.timings,
+        )
+
+
+def _generate(engine: Any, r: Request) -> Any:
+    drawn = {name: getattr(r.sampling, name) for name in SAMPLING_FIELDS} if r.sampling else {}
+    return engine.generate(
+        r.prompt,
+        prompt_token_ids=r.prompt_token_ids,
+        parse_special=r.parse_special,
+        literal_spans=r.literal_spans,
+        add_bos=r.add_bos,
+        max_tokens=r.max_tokens,
+        stop=r.stop,
+        stop_token_ids=r.stop_token_ids,
+        ignore_eos=r.ignore_eos,
+        logprobs=r.logprobs,
+        prompt_logprobs=r.prompt_logprobs,
+        skip_special=r.skip_special,
+        timeout_ms=r.timeout_ms,
+        **drawn,
+    )
+
+
+def _score(engine: Any, r: Request) -> Any:
+    return engine.score(
+        r.prompt,
+        r.candidates,
+        prompt_token_ids=r.prompt_token_ids,
+        candidate_token_ids=r.candidate_token_ids,
+        parse_special=r.parse_special,
+        literal_spans=r.literal_spans,
+        add_bos=r.add_bos,
+        score=r.score,
+        temperature=r.temperature,
+        timeout_ms=r.timeout_ms,
+    )
+
+
+def _top(pairs: list[tuple[int, float]]) -> list[TopLogprob]:
+    return [TopLogprob(token_id=i, logprob=p) for i, p in pairs]
+
+
+def _logprobs(entries: list[tuple[int, float, list[tuple[int, float]]]]) -> list[TokenLogprob]:
+    return [TokenLogprob(token_id=i, logprob=p, top_logprobs=_top(top)) for i, p, top in entries]
+
+
+def kind_of(error: BaseException) -> str:
+    """The error_kind of whatever an engine raised."""
+    if isinstance(error, MemoryError):
+        return "out_of_memory"
+    kind = getattr(error, "kind", None)
+    if isinstance(kind, str):
+        return kind
+    return "io" if isinstance(error, OSError) else "other"
+
+
+def error_final(line_id: str | None, error: BaseException) -> ErrorFinal:
+    """The final line of whatever an engine raised."""
+    kind = kind_of(error)
+    text = str(error) or type(error).__name__
+    if kind == "other":
+        text = f"{type(error).__name__}: {text}" if text != type(error).__name__ else text
+    return ErrorFinal(id=line_id, error=utf8(text), error_kind=kind)
+
+
+def utf8(text: str) -> str:
+    """text with what no line can carry (file names that are no UTF-8) replaced."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def summary(info: dict[str, Any]) -> ModelSummary:
+    """Which model it is, from the engine's facts."""
+    return ModelSummary(
+        path=utf8(info["path"]),
+        name=info["name"],
+        architecture=info["architecture"],
+        device=info["device"],
+        n_ctx=info["n_ctx"],
+        n_vocab=info["n_vocab"],
+    )

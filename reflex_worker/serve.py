@@ -1,0 +1,183 @@
+"""`reflex stdio` and `reflex uds`: puts loader, worker and transport together.
+
+Loading begins before anything else is imported: msgspec and the protocol come in while the native
+core maps the file and starts the device.
+"""
+
+from __future__ import annotations
+
+from .loading import Loader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .transport import Bell
+    from .worker import Worker
+
+DEFAULT_MAX_LINE_BYTES = 16 << 20
+MIN_MAX_LINE_BYTES = 1 << 10
+DEFAULT_SOCKET_MODE = 0o600
+# Somebody has closed our stdout: what is left to say has no reader.
+EXIT_NOBODY_READS = 1
+
+
+class ServeOptions:
+    """What a worker is started with. A plain class: dataclasses alone cost as much as the core.
+
+    model: a GGUF file, or None to wait for a `load` line. device, threads, ctx, exact, isa: as of
+    `api.Engine`. mode, busy: of the Unix socket. state_dir: not supported yet. make_engine: how a
+    path becomes an engine (tests).
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str | None = None,
+        device: str = "auto",
+        threads: int = 0,
+        ctx: int = 0,
+        exact: bool = False,
+        isa: str = "",
+        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
+        mode: int = DEFAULT_SOCKET_MODE,
+        busy: bool = False,
+        state_dir: str | None = None,
+        make_engine: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.threads = threads
+        self.ctx = ctx
+        self.exact = exact
+        self.isa = isa
+        self.max_line_bytes = max_line_bytes
+        self.mode = mode
+        self.busy = busy
+        self.state_dir = state_dir
+        self.make_engine = make_engine or self.open_engine
+
+    def open_engine(self, path: str) -> Any:
+        """The engine of a file, by these options."""
+        from .api import Engine
+
+        return Engine(
+            path,
+            device=self.device,
+            threads=self.threads,
+            ctx=self.ctx,
+            exact=self.exact,
+            isa=self.isa,
+        )
+
+    def check(self) -> None:
+        """Raises OptionError for what cannot work."""
+        if self.state_dir is not None:
+            raise OptionError("unsupported", "state-dir: this worker cannot keep state files yet")
+        if self.max_line_bytes < MIN_MAX_LINE_BYTES:
+            raise OptionError(
+                "invalid_input",
+                f"max-line-bytes: expected {MIN_MAX_LINE_BYTES} or more, found {self.max_line_bytes}",
+            )
+        if not 0 <= self.mode <= 0o777:
+            raise OptionError("invalid_input", f"mode: expected 0 to 777 (octal), found {self.mode:o}")
+
+
+class OptionError(Exception):
+    """An option cannot work; `kind` is the protocol's error_kind."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def run_stdio(options: ServeOptions) -> int:
+    """Serve stdin and stdout until the end of input; the exit status. Raises what loading raised."""
+    options.check()
+    loader = _begin(options)
+    from .transport_stdio import serve_stdio, take_stdio
+
+    channel = take_stdio()
+    loader.input_fd = channel.in_fd
+    worker, bell = _assemble(options, loader, "REFLEX_STDIO_READY", {})
+    read = serve_stdio(worker, channel, bell)
+    return _status(worker) if read else EXIT_NOBODY_READS
+
+
+def run_uds(path: str, options: ServeOptions) -> int:
+    """Serve a Unix socket until a signal or a shutdown line; the exit status. Raises what loading
+    raised, and SocketError."""
+    options.check()
+    loader = _begin(options)
+    from .transport_uds import SocketFile, serve_uds
+
+    file = SocketFile(path, options.mode)
+    try:
+        loader.input_fd = file.listener.fileno()
+        worker, bell = _assemble(options, loader, "REFLEX_UDS_READY", {"socket": path}, file.remove_now)
+        serve_uds(worker, file, bell, busy=options.busy)
+    finally:
+        file.close()
+    return _status(worker)
+
+
+def _begin(options: ServeOptions) -> Loader:
+    loader = Loader(options.make_engine)
+    if options.model is not None:
+        loader.start(options.model)
+    return loader
+
+
+def _assemble(
+    options: ServeOptions,
+    loader: Loader,
+    tag: str,
+    facts: dict[str, Any],
+    before_death: Callable[[], None] = lambda: None,
+) -> tuple[Worker, Bell]:
+    from .signals import Watch
+    from .transport import Bell
+    from .worker import Worker
+
+    worker = Worker(max_line_bytes=options.max_line_bytes, start_load=loader.start)
+    loader.has_work = lambda: worker.has_waiting
+    if options.model is not None:
+        worker.load_at_start()
+    else:
+        announce(tag, facts, None)
+    watch = Watch(loader.wake, before_death)
+
+    def on_loaded(engine: Any) -> None:
+        if options.model is not None:
+            announce(tag, facts, engine)
+
+    return worker, Bell(loader, lambda: watch.terminated, on_loaded)
+
+
+def announce(tag: str, facts: dict[str, Any], engine: Any) -> None:
+    """The ready line, on stderr."""
+    import posix
+
+    from reflex_protocol import PROTOCOL_VERSION
+
+    from .cli_output import result_line
+
+    line = {"pid": posix.getpid(), "protocol": PROTOCOL_VERSION, **facts}
+    if engine is None:
+        line["model"] = None
+    else:
+        info, phases = engine.info, engine.phases
+        line.update((key, info[key]) for key in ("architecture", "device", "n_ctx"))
+        line["model"] = info["path"]
+        line.update((f"{key}_ms", value) for key, value in phases.items())
+    try:
+        posix.write(2, result_line(tag, line, False).encode("utf-8", "surrogateescape"))
+    except OSError:
+        pass  # nobody listens there; the protocol goes on
+
+
+def _status(worker: Worker) -> int:
+    if worker.load_error is not None:
+        raise worker.load_error
+    return worker.exit_status
