@@ -31,7 +31,7 @@ void dequantize_row(GgmlType type, const void* x, float* y, size_t n) {
   if (quant::with_format(id, [&]<class F>() { quant::decode_row<F>(x, y, n); })) return;
   switch (type) {
     case GgmlType::F32:
-      std::memcpy(y, x, n * sizeof(float));
+      if (n != 0) std::memcpy(y, x, n * sizeof(float));
       return;
     case GgmlType::F16:
       return widen_row(x, y, n, f16_to_f32);

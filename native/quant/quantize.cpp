@@ -66,7 +66,7 @@ void quantize_row(GgmlType type, const float* x, void* y, size_t n) {
          info.name, n, info.block_values);
   switch (type) {
     case GgmlType::F32:
-      std::memcpy(y, x, n * sizeof(float));
+      if (n != 0) std::memcpy(y, x, n * sizeof(float));
       return;
     case GgmlType::F16:
       return narrow_row(x, y, n, f32_to_f16);

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -177,3 +181,14 @@ def test_encode_refuses_what_it_cannot():
     with pytest.raises(_testing.Error, match="33 values") as error:
         _testing.quant_quantize(T.Q8_0, np.zeros(33, np.float32).tobytes())
     assert error.value.kind == "invalid_input"
+
+
+# ---- generated code ----------------------------------------------------------------------
+
+
+def test_committed_grids_are_what_the_generator_writes():
+    folder = Path(__file__).resolve().parents[2] / "native/quant"
+    written = subprocess.run(
+        [sys.executable, folder / "make_iq_grids.py"], capture_output=True, text=True, check=True
+    )
+    assert written.stdout == (folder / "iq_grids.h").read_text()
