@@ -12,6 +12,7 @@
 //   struct Q4_K {
 //     static constexpr int kValues = 256;    // as in types.def
 //     static constexpr bool kHasMin = true;  // whether values have an offset
+//     static constexpr int kScaleEvery = 32; // 32: the two scales of 32 values are always equal; or 16
 //     struct Block { ... };                  // the bytes of the file, alignment 1
 //     // values 32g .. 32g+31 of the block, in the common int8 form (int8_form.h):
 //     //   value[i] = scale[i / 16] * q[i] + min[i / 16]    (without + min where !kHasMin)
@@ -20,6 +21,8 @@
 //
 // Every type decodes from that one function: the sum and the product above, each rounded once,
 // give gguf-py's bits.
+//
+// On the CPU a block may start at any address; on the GPU a block of an even size at an even one.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -63,23 +66,33 @@ struct Half {
   uint8_t bytes[2];
 };
 
+#if defined(__CUDA_ARCH__)  // a memcpy from an unknown alignment is byte by byte there
+REFLEX_HD uint32_t load_u16(const void* p) { return *static_cast<const uint16_t*>(p); }
+REFLEX_HD uint32_t load_u32(const void* p) {
+  const auto* half = static_cast<const uint16_t*>(p);
+  return half[0] | static_cast<uint32_t>(half[1]) << 16;
+}
+REFLEX_HD uint64_t load_u64(const void* p) {
+  const auto* word = static_cast<const uint8_t*>(p);
+  return load_u32(word) | static_cast<uint64_t>(load_u32(word + 4)) << 32;
+}
+#else
 REFLEX_HD uint32_t load_u16(const void* p) {
   uint16_t v;
   memcpy(&v, p, sizeof v);
   return v;
 }
-
 REFLEX_HD uint32_t load_u32(const void* p) {
   uint32_t v;
   memcpy(&v, p, sizeof v);
   return v;
 }
-
 REFLEX_HD uint64_t load_u64(const void* p) {
   uint64_t v;
   memcpy(&v, p, sizeof v);
   return v;
 }
+#endif
 
 REFLEX_HD void store_u64(void* p, uint64_t v) { memcpy(p, &v, sizeof v); }
 
@@ -92,7 +105,7 @@ REFLEX_HD float float_of_bits(uint32_t bits) {
 /// The half's value, exactly, subnormals included; NaN stays NaN.
 REFLEX_HD float to_float(const Half& h) {
 #if defined(__CUDA_ARCH__)
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(h.bytes[0] | h.bytes[1] << 8)));
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(load_u16(&h))));
 #elif defined(__F16C__) && !defined(__CUDACC__)
   return _cvtsh_ss(static_cast<uint16_t>(load_u16(&h)));
 #elif defined(__aarch64__)

@@ -32,8 +32,9 @@
 
 REFLEX_QUANT_BEGIN
 
-#define REFLEX_TYPE(name, id, values, bytes, kind)                             \
-  REFLEX_IF_##kind(static_assert(name::kValues == values && values % 32 == 0); \
+#define REFLEX_TYPE(name, id, values, bytes, kind)                                    \
+  REFLEX_IF_##kind(static_assert(name::kValues == values && values % 32 == 0);        \
+                   static_assert(name::kScaleEvery == 16 || name::kScaleEvery == 32); \
                    static_assert(sizeof(name::Block) == bytes && alignof(name::Block) == 1);)
 #include "quant/types.def"
 #undef REFLEX_TYPE

@@ -124,7 +124,7 @@ inline bool with_format(uint32_t type, Use&& use) {
 }
 
 inline bool has_int8_form(uint32_t type) {
-  return with_format(type, []<class F>() {});
+  return with_format(type, [&]<class F>() {});
 }
 
 /// Whether the type's values have an offset; false for types without an int8 form.

@@ -9,6 +9,7 @@ REFLEX_QUANT_BEGIN
 struct IQ1_M {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 16;
 
   struct Block {
     uint8_t qs[32];     ///< of row r: the low 8 bits of its number

@@ -8,6 +8,7 @@ REFLEX_QUANT_BEGIN
 struct IQ2_S {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 16;
 
   struct Block {
     Half d;

@@ -12,6 +12,7 @@ constexpr uint64_t kIq4High = table_word(1, 13, 25, 38, 53, 69, 89, 113);
 struct IQ4_NL {
   static constexpr int kValues = 32;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

@@ -8,6 +8,7 @@ REFLEX_QUANT_BEGIN
 struct IQ4_XS {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

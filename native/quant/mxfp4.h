@@ -12,6 +12,7 @@ constexpr uint64_t kE2m1High = table_word(0, -1, -2, -3, -4, -6, -8, -12);
 struct MXFP4 {
   static constexpr int kValues = 32;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     uint8_t e;       ///< e8m0: the scale's exponent; 255, a NaN by the standard, is 2^128 / 2 here as in ggml

@@ -8,6 +8,7 @@ REFLEX_QUANT_BEGIN
 struct NVFP4 {
   static constexpr int kValues = 64;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 16;
 
   struct Block {
     uint8_t d[4];    ///< of values 16s..: bias 7, the top bit unused, 0x7F zero

@@ -8,6 +8,7 @@ REFLEX_QUANT_BEGIN
 struct Q1_0 {
   static constexpr int kValues = 128;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

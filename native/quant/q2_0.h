@@ -9,6 +9,7 @@ REFLEX_QUANT_BEGIN
 struct Q2_0 {
   static constexpr int kValues = 64;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

@@ -8,6 +8,7 @@ REFLEX_QUANT_BEGIN
 struct Q2_K {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = true;
+  static constexpr int kScaleEvery = 16;
 
   struct Block {
     uint8_t scales[16];  ///< of values 16k..: sc in the low nibble, m in the high

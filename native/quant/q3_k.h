@@ -8,6 +8,7 @@ REFLEX_QUANT_BEGIN
 struct Q3_K {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 16;
 
   struct Block {
     uint8_t hmask[32];   ///< value 32g + i: its third bit is bit g of byte i

@@ -7,6 +7,7 @@ REFLEX_QUANT_BEGIN
 struct Q4_1 {
   static constexpr int kValues = 32;
   static constexpr bool kHasMin = true;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

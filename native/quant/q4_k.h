@@ -30,6 +30,7 @@ REFLEX_HD void scale_min_32(const Half& d, const Half& dmin, const uint8_t* scal
 struct Q4_K {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = true;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

@@ -19,6 +19,7 @@ REFLEX_HD void unpack_5bit(const uint8_t* qh, const uint8_t* qs, uint64_t n, int
 struct Q5_0 {
   static constexpr int kValues = 32;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

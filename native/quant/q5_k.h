@@ -8,6 +8,7 @@ REFLEX_QUANT_BEGIN
 struct Q5_K {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = true;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

@@ -8,6 +8,7 @@ REFLEX_QUANT_BEGIN
 struct Q6_K {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 16;
 
   struct Block {
     uint8_t ql[128];    ///< value 128h + 64n + i (i < 64): nibble n of byte 64h + i

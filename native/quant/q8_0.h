@@ -7,6 +7,7 @@ REFLEX_QUANT_BEGIN
 struct Q8_0 {
   static constexpr int kValues = 32;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     Half d;

@@ -7,6 +7,7 @@ REFLEX_QUANT_BEGIN
 struct TQ1_0 {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     uint8_t

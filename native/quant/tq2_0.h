@@ -7,6 +7,7 @@ REFLEX_QUANT_BEGIN
 struct TQ2_0 {
   static constexpr int kValues = 256;
   static constexpr bool kHasMin = false;
+  static constexpr int kScaleEvery = 32;
 
   struct Block {
     uint8_t qs[64];  ///< value 128h + 32s + i: bits 2s.. of byte 32h + i

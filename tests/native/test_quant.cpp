@@ -111,6 +111,21 @@ TEST(quant_single_groups_decode_as_the_row_does) {
     });
 }
 
+TEST(quant_scale_every_32_means_two_equal_scales_and_16_that_they_may_differ) {
+  for (const Line& line : kLines)
+    quant::with_format(static_cast<uint32_t>(line.type), [&]<class F>() {
+      constexpr size_t n = 8 * F::kValues;
+      const std::vector<uint8_t> row = random_bytes(row_bytes(line.type, n), 11);
+      int8_t q[n];
+      float scale[n / 16], min[n / 16] = {};
+      quant::unpack_row<F>(row.data(), q, scale, min, n);
+      bool differ = false;
+      for (size_t i = 0; i < n / 16; i += 2)
+        differ |= !same_value(scale[i], scale[i + 1]) || !same_value(min[i], min[i + 1]);
+      CHECK_EQ(differ, F::kScaleEvery == 16);
+    });
+}
+
 // A program holds the headers once per instruction set; the linker must not merge the copies.
 TEST(quant_two_sets_in_one_program_are_different_code_with_the_same_results) {
   const auto id = static_cast<uint32_t>(GgmlType::Q4_K);
