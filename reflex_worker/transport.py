@@ -109,6 +109,7 @@ class _Loop:
         """Take in what has arrived; wait for something only when there is nothing to do."""
         self._watch()
         timeout = 0 if self.worker.has_work else None
+        others: list[int] = []
         for fd, event in self._poll.poll(timeout):
             if fd == self.bell.fd:
                 self.bell.answer(self.worker)
@@ -120,7 +121,10 @@ class _Loop:
                 self._read()  # a pipe whose writer has left: its last bytes, then its end
             elif fd in (self.channel.in_fd, self.channel.out_fd) and event & POLL_GONE:
                 self._lose()
-            elif self.watcher is not None:
+            else:
+                others.append(fd)
+        if self.watcher is not None and not self.gone and not self.worker.client_done:
+            for fd in others:
                 self.watcher.ready(fd)
 
     def last_look(self) -> None:

@@ -1,0 +1,470 @@
+"""`reflex stdio` as a process, around the fake engine: pipes, signals, hostile lines, death of either
+side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from reflex_protocol import DEFAULT_MAX_LINE_BYTES
+from reflex_protocol.client import Cancelled, WorkerDied, WorkerError
+from reflex_protocol.messages import GenerateFinal, ProgressEvent, Request, TokenEvent
+
+from tests.conftest import ROOT
+
+from .conftest import WAIT, fake_argv, fake_env
+from .process import LIMIT, alive, eventually, stdio_worker
+
+
+def run_to_end(data: bytes, **options) -> tuple[int, list[dict], str]:
+    """Everything in, end of input, everything out: (status, lines, stderr)."""
+    done = subprocess.run(
+        fake_argv("stdio", **options),
+        input=data,
+        capture_output=True,
+        env=fake_env(),
+        cwd=ROOT,
+        timeout=LIMIT,
+    )
+    return done.returncode, [json.loads(x) for x in done.stdout.splitlines()], done.stderr.decode()
+
+
+# ---- input and its end ---------------------------------------------------------------------
+
+
+def test_three_requests_from_a_pipe_are_answered_in_order_and_it_exits_0():
+    data = b'{"id":"1","prompt":"ab","max_tokens":2}\r\n\n'
+    data += b'{"id":"2","prompt":"a","candidates":["x","yz"]}\n'
+    data += b'{"id":"3","prompt":"c","max_tokens":1}'  # the last line needs no newline
+    status, lines, stderr = run_to_end(data)
+    assert status == 0
+    assert [(x["id"], x["ok"]) for x in lines] == [("1", True), ("2", True), ("3", True)]
+    assert "REFLEX_STDIO_READY pid=" in stderr
+
+
+def test_no_input_at_all_exits_0():
+    assert run_to_end(b"")[:2] == (0, [])
+
+
+def test_every_bad_line_gets_its_final_and_the_next_line_is_answered():
+    bad = [
+        b"nope",
+        b"[1]",
+        b'{"id":"b","x":1}',
+        b"\xef\xbb\xbf{}",
+        b'{"prompt":"\0"}',
+        b'{"prompt":"\xff"}',
+        b"{}",
+    ]
+    data = b"".join(line + b'\n{"id":"ok","prompt":"a","max_tokens":1}\n' for line in bad)
+    status, lines, _ = run_to_end(data)
+    assert status == 0
+    assert [x["ok"] for x in lines] == [False, True] * len(bad)
+    assert {x["error_kind"] for x in lines[::2]} == {"invalid_input"}
+
+
+def test_a_line_of_16_mib_passes_and_one_byte_more_is_too_long():
+    frame = len(b'{"id":"x","prompt":"","max_tokens":0}')
+    line = b'{"id":"x","prompt":"' + b"a" * (DEFAULT_MAX_LINE_BYTES - frame) + b'","max_tokens":0}'
+    assert len(line) == DEFAULT_MAX_LINE_BYTES
+    longer = line.replace(b'"a', b'"aa', 1)
+    data = line + b"\n" + longer + b'\n{"id":"after","prompt":"a","max_tokens":1}\n'
+    status, lines, _ = run_to_end(data, engine={"chunk": 1 << 30})
+    assert status == 0
+    assert [(x["id"], x.get("error_kind")) for x in lines] == [
+        ("x", None),
+        ("x", "line_too_long"),
+        ("after", None),
+    ]
+    assert lines[0]["usage"]["prompt_tokens"] == DEFAULT_MAX_LINE_BYTES - frame
+
+
+def test_max_line_bytes_is_an_option():
+    line = b'{"id":"x","prompt":"' + b"a" * 2000 + b'","max_tokens":1}\n'
+    _, lines, _ = run_to_end(line, max_line_bytes=1024)
+    assert [x["error_kind"] for x in lines] == ["line_too_long"]
+    _, lines, _ = run_to_end(line, max_line_bytes=4096)
+    assert lines[0]["ok"]
+
+
+def test_a_line_without_end_does_not_fill_the_memory():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        before = worker.rss_kib()
+        piece = b"x" * (1 << 20)
+        for _ in range(100):
+            worker.write(piece)
+        assert worker.hear()["error_kind"] == "line_too_long"
+        worker.write(b"\n")
+        worker.tell(type="ping")
+        assert worker.hear() == {"event": "pong", "id": None}
+        assert worker.rss_kib() < before + 3 * DEFAULT_MAX_LINE_BYTES // 1024
+
+
+def test_a_line_in_pieces_waits_for_its_newline():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        line = json.dumps({"id": "é", "prompt": "ab", "max_tokens": 1}, ensure_ascii=False).encode() + b"\n"
+        for i in range(len(line)):
+            assert worker.silent()
+            worker.write(line[i : i + 1])
+        assert worker.hear()["id"] == "é"
+
+
+# ---- what goes where -----------------------------------------------------------------------
+
+
+def test_it_never_speaks_first():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        assert worker.silent(0.2)
+
+
+def test_stdout_carries_protocol_lines_only_even_when_a_library_prints():
+    status, lines, stderr = run_to_end(b'{"id":"1","prompt":"print:","max_tokens":1}\n')
+    assert (status, [x["id"] for x in lines]) == (0, ["1"])
+    assert "a library talks" in stderr and "and so does Python" in stderr
+
+
+def test_the_ready_line_tells_what_was_loaded():
+    with stdio_worker(model="dir/my model.gguf") as worker:
+        line = worker.wait_ready()
+        assert line.startswith(f'REFLEX_STDIO_READY pid={worker.popen.pid} protocol="1.0" ')
+        assert 'model="dir/my model.gguf"' in line and "model_load_ms=2.0" in line
+
+
+def test_a_stderr_that_nobody_reads_is_survived():
+    with stdio_worker(engine={"load_ms": 300}) as worker:
+        assert worker.popen.stderr
+        worker.popen.stderr.close()
+        worker.tell(id="a", prompt="ab", max_tokens=1)
+        assert worker.hear()["ok"]
+
+
+def test_the_model_loads_before_msgspec_is_imported():
+    _, lines, _ = run_to_end(b'{"type":"info"}\n')
+    loaded = lines[0]["model"]["modules_at_load"]
+    assert "reflex_worker.loading" in loaded
+    assert not {"msgspec", "reflex_protocol", "reflex_worker.worker"} & set(loaded)
+
+
+def test_a_resident_worker_warms_up_before_it_says_ready():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        worker.tell(type="info")
+        assert worker.hear()["model"]["warmed_up"] is True
+
+
+def test_a_request_that_waits_already_is_not_made_to_wait_for_a_hidden_step():
+    _, lines, _ = run_to_end(b'{"type":"info"}\n', engine={"load_ms": 200})
+    assert lines[0]["model"]["warmed_up"] is False
+
+
+# ---- while it runs -------------------------------------------------------------------------
+
+
+async def test_stream_progress_and_final(spawn):
+    worker = await spawn(engine={"chunk": 2})
+    events = [
+        e async for e in worker.stream(Request(prompt="abcd", max_tokens=2, stream=True, progress=True))
+    ]
+    assert [type(e) for e in events] == [ProgressEvent, ProgressEvent, TokenEvent, TokenEvent, GenerateFinal]
+
+
+async def test_ping_and_hello_are_answered_while_a_request_runs(spawn):
+    worker = await spawn()
+    running = await worker.submit(Request(prompt="slow:", max_tokens=1000))
+    await worker.ping(timeout=WAIT)
+    assert (await worker.hello(timeout=WAIT)).state == "running"
+    assert not running.done
+    running.cancel()
+    with pytest.raises(Cancelled):
+        await running.final(WAIT)
+
+
+async def test_ping_and_hello_are_answered_while_the_model_loads(spawn):
+    worker = await spawn(wait_ready=False, engine={"load_ms": 1500})
+    hello = await worker.hello(timeout=WAIT)
+    await worker.ping(timeout=WAIT)
+    assert (hello.state, hello.model) == ("loading", None)
+    assert (await worker.generate("ab", max_tokens=1, timeout=WAIT)).text == "a"
+    assert (await worker.hello(timeout=WAIT)).state == "ready"
+
+
+@pytest.mark.parametrize("prompt", ["slow:" + "p" * 5000, "slow:"], ids=["prefill", "decode"])
+async def test_cancel_while_it_runs(spawn, prompt):
+    worker = await spawn()
+    request = Request(prompt=prompt, max_tokens=10_000, stream=True, progress=True)
+    exchange = await worker.submit(request)
+    kind = ProgressEvent if "p" in prompt[5:] else TokenEvent
+    async for event in exchange:
+        if isinstance(event, kind):
+            break
+    exchange.cancel()
+    with pytest.raises(Cancelled) as e:
+        await exchange.final(WAIT)
+    assert bool(e.value.token_ids) == (kind is TokenEvent)
+    assert (await worker.generate("ab", max_tokens=1, timeout=WAIT)).text == "a"
+
+
+async def test_cancel_of_a_queued_request_and_of_one_while_the_model_loads(spawn):
+    worker = await spawn(wait_ready=False, engine={"load_ms": 1500})
+    first = await worker.submit(Request(prompt="ab", max_tokens=1))
+    second = await worker.submit(Request(prompt="ab", max_tokens=1))
+    third = await worker.submit(Request(prompt="ab", max_tokens=1))
+    second.cancel()
+    await worker.ping(timeout=WAIT)
+    assert not second.done, "its place is after the first"
+    assert (await first.final(WAIT)).text == "a"
+    with pytest.raises(Cancelled):
+        await second.final(WAIT)
+    assert (await third.final(WAIT)).text == "a"
+
+
+async def test_a_load_line_into_a_worker_without_a_model(spawn):
+    worker = await spawn(model=None)
+    assert await worker.ready() == {"pid": worker.process.pid, "protocol": "1.0", "model": None}
+    with pytest.raises(WorkerError, match="no model"):
+        await worker.generate("x", timeout=WAIT)
+    with pytest.raises(WorkerError) as e:
+        await worker.load("bad.gguf", timeout=WAIT)
+    assert e.value.kind == "gguf"
+    loaded = await worker.load("good.gguf", timeout=WAIT)
+    assert (loaded.model.path, loaded.phases["model_load"]) == ("good.gguf", 2.0)
+    with pytest.raises(WorkerError, match="already"):
+        await worker.load("good.gguf", timeout=WAIT)
+    assert (await worker.generate("ab", max_tokens=1, timeout=WAIT)).text == "a"
+
+
+async def test_a_slow_reader_blocks_the_worker_and_loses_nothing():
+    n = 20_000
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        worker.tell(id="s", prompt="ab", max_tokens=n, stream=True)
+        worker.hear()
+        before = worker.rss_kib()
+        assert eventually(lambda: waits_in_write(worker.popen.pid))
+        assert worker.rss_kib() < before + 20_000
+        heard = worker.hear_until("final")
+        assert len(heard) == n and len(heard[-1]["token_ids"]) == n
+
+
+def waits_in_write(pid: int) -> bool:
+    """Whether the main thread sleeps in the kernel's pipe code."""
+    with open(f"/proc/{pid}/wchan") as f:
+        where = f.read()
+    if where not in ("", "0"):
+        return "pipe" in where
+    with open(f"/proc/{pid}/syscall") as f:  # kernels that hide wchan tell the number
+        return f.read().split()[0] == "1"
+
+
+# ---- leaving -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_when_idle_exits_0(number):
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        worker.popen.send_signal(number)
+        assert worker.status() == 0
+
+
+def test_sigterm_finishes_what_runs_and_refuses_what_waits_read_or_not():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        worker.tell(id="run", prompt="slow:", max_tokens=10, stream=True)
+        worker.hear_until("token")
+        worker.tell(id="wait", prompt="ab")
+        worker.tell(type="ping")
+        worker.hear_until("pong")  # so both have been read
+        worker.popen.terminate()
+        worker.tell(id="late", prompt="ab")
+        heard = worker.hear_until("final")
+        assert heard[-1]["finish_reason"] == "length" and len(heard[-1]["token_ids"]) == 10
+        assert [(x["id"], x["error_kind"]) for x in (worker.hear(), worker.hear())] == [
+            ("wait", "shutting_down"),
+            ("late", "shutting_down"),
+        ]
+        assert worker.at_end() and worker.status() == 0
+
+
+def test_a_second_sigterm_stops_at_once_even_inside_a_step():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        worker.tell(id="h", prompt="hang:", progress=True)
+        worker.hear_until("progress")
+        worker.popen.terminate()
+        assert worker.silent(0.3) and worker.popen.poll() is None
+        worker.popen.terminate()
+        assert worker.status() == 128 + signal.SIGTERM
+
+
+def test_sigterm_while_the_model_loads_does_not_wait_for_it():
+    with stdio_worker(engine={"load_ms": 3_600_000}) as worker:
+        worker.tell(id="a", prompt="x")
+        worker.tell(type="ping")
+        worker.hear_until("pong")
+        worker.popen.terminate()
+        assert worker.hear()["error_kind"] == "shutting_down"
+        assert worker.status() == 0
+
+
+def test_sigterm_while_a_slow_reader_blocks_it():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        worker.tell(id="s", prompt="ab", max_tokens=20_000, stream=True)
+        worker.hear()
+        assert eventually(lambda: waits_in_write(worker.popen.pid))
+        worker.popen.terminate()
+        heard = worker.hear_until("final")
+        assert len(heard[-1]["token_ids"]) == 20_000
+        assert worker.status() == 0
+
+
+@pytest.mark.parametrize(("mode", "ok"), [("drain", True), ("now", False)])
+async def test_shutdown(spawn, mode, ok):
+    worker = await spawn()
+    exchange = await worker.submit(Request(prompt="slow:", max_tokens=5))
+    await worker.ping(timeout=WAIT)
+    assert await worker.shutdown(mode, timeout=WAIT) == 0
+    if ok:
+        assert (await exchange.final(WAIT)).finish_reason == "length"
+    else:
+        with pytest.raises(WorkerError) as e:
+            await exchange.final(WAIT)
+        assert e.value.kind == "shutting_down"
+
+
+def test_a_model_that_will_not_load_answers_what_waits_and_exits_with_its_status():
+    status, lines, stderr = run_to_end(
+        b'{"id":"a","prompt":"x"}\n', model="bad.gguf", engine={"load_ms": 500}
+    )
+    assert status == 3
+    assert [(x["id"], x["error_kind"]) for x in lines] == [("a", "gguf")]
+    assert "reflex: error [gguf]: bad.gguf: will not load" in stderr and "READY" not in stderr
+
+
+async def test_a_model_that_will_not_load_is_told_to_whoever_started_it(spawn):
+    with pytest.raises(WorkerDied, match=r"bad\.gguf: will not load") as e:
+        await spawn(model="bad.gguf")
+    assert e.value.exit_status == 3
+
+
+def test_fatal_exits_non_zero_after_its_final():
+    status, lines, _ = run_to_end(b'{"id":"a","prompt":"raise:fatal"}\n{"id":"b","prompt":"x"}\n')
+    assert status == 6
+    assert [(x["id"], x["error_kind"]) for x in lines] == [("a", "fatal"), ("b", "shutting_down")]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "text"),
+    [
+        ({"state_dir": "/tmp"}, 3, "[unsupported]: state-dir"),
+        ({"max_line_bytes": 10}, 2, "[invalid_input]: max-line-bytes"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_starts(options, status, text):
+    found, lines, stderr = run_to_end(b"", **options)
+    assert (found, lines) == (status, [])
+    assert text in stderr
+
+
+# ---- the other side dies -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", [None, "slow:"], ids=["idle", "running"])
+def test_nobody_reads_stdout_any_more(line):
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        if line:
+            worker.tell(id="r", prompt=line, max_tokens=100_000, progress=True)
+            worker.hear_until("progress")
+        worker.close_stdout()
+        assert worker.status() == 1
+
+
+def test_a_streaming_reader_that_leaves_ends_the_worker():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        worker.tell(id="r", prompt="ab", max_tokens=100_000_000, stream=True)
+        worker.hear()
+        worker.close_stdout()
+        assert worker.status() == 1
+
+
+PARENT = """
+import subprocess, sys, time
+worker = subprocess.Popen({argv!r}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+worker.stdin.write({data!r})
+worker.stdin.flush()
+for line in iter(worker.stderr.readline, b""):
+    if b"READY" in line or {early!r}:
+        break
+if {heard!r}:
+    worker.stdout.readline()
+print(worker.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stage", "engine", "data", "heard"),
+    [
+        ("idle", {}, b"", False),
+        ("loading", {"load_ms": 2000}, b"", False),
+        ("prefill", {"chunk": 1}, b'{"prompt":"slow:%s","progress":true}\n' % (b"p" * 50_000), True),
+        ("decode", {}, b'{"prompt":"slow:","stream":true,"max_tokens":1000000}\n', True),
+        ("queued", {}, b'{"prompt":"slow:","stream":true,"max_tokens":1000000}\n' * 9, True),
+        ("half a line", {}, b'{"prompt":"sl', False),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_kill_9_of_the_parent_leaves_no_worker_behind(stage, engine, data, heard):
+    argv = fake_argv("stdio", engine=engine)
+    early = stage == "loading"
+    if early:
+        argv = ["sh", "-c", 'echo started >&2; exec "$@"', "sh", *argv]
+    code = PARENT.format(argv=argv, data=data, heard=heard, early=early)
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=fake_env(), cwd=ROOT)
+    with parent:
+        assert parent.stdout
+        worker = int(parent.stdout.readline())
+        assert alive(worker)
+        parent.kill()
+        assert eventually(lambda: not alive(worker))
+
+
+# ---- a long life ---------------------------------------------------------------------------
+
+
+def test_10_000_requests_leave_memory_and_descriptors_as_they_were():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+
+        def many(n: int) -> None:
+            line = json.dumps({"id": "m", "prompt": "abc", "max_tokens": 2, "stream": True}).encode() + b"\n"
+            bad = b'{"id":"m","oops":1}\n'
+            for _ in range(n // 50):
+                worker.write(line * 40 + bad * 10)
+                finals = 0
+                while finals < 50:
+                    finals += worker.hear()["event"] == "final"
+
+        many(2000)
+        rss, fds = worker.rss_kib(), worker.n_fds()
+        many(10_000)
+        assert worker.n_fds() == fds
+        assert worker.rss_kib() <= rss + 1024
+
+
+def test_descriptors_0_and_1_lead_nowhere_dangerous():
+    with stdio_worker() as worker:
+        worker.wait_ready()
+        folder = f"/proc/{worker.popen.pid}/fd"
+        assert os.readlink(f"{folder}/0") == "/dev/null"
+        assert os.readlink(f"{folder}/1") == os.readlink(f"{folder}/2")
