@@ -9,10 +9,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import quant_blocks as qb
 from gguf import GGMLQuantizationType as T
 
 from reflex_worker import _testing
+
+from . import blocks as qb
 
 PACKED = sorted(qb.HALVES)
 PLAIN = [T.F32, T.F16, T.BF16]
