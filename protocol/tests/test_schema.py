@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from reflex_protocol import ERROR_KINDS, messages, schema
-from test_golden import examples
+
+from .golden import examples
 
 STORED = Path(schema.__file__).with_name("schema.json")
 

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from reflex_protocol.client import AsyncClient
 
-from tests.conftest import ROOT
-
-WAIT = 60.0
-
-
-def fake_argv(transport: str, *, socket: str | None = None, **options) -> list[str]:
-    argv = [sys.executable, "-m", "tests.worker.fake_worker", transport, json.dumps(options)]
-    return argv + ([socket] if socket else [])
-
-
-def fake_env() -> dict[str, str]:
-    """The environment in which the fake worker finds this checkout's tests and what we import."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+from .process import WAIT, fake_argv
 
 
 @pytest.fixture
@@ -34,9 +19,7 @@ async def spawn():
     async def start(**options) -> AsyncClient:
         wait_ready = options.pop("wait_ready", True)
         argv = fake_argv("stdio", **options)
-        client = await AsyncClient.spawn(
-            argv, env=fake_env(), cwd=str(ROOT), ready_timeout=WAIT, wait_ready=wait_ready
-        )
+        client = await AsyncClient.spawn(argv, ready_timeout=WAIT, wait_ready=wait_ready)
         started.append(client)
         return client
 

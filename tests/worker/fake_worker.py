@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-from tests.worker.fake_engine import FakeEngine
+from fake_engine import FakeEngine
 
 
 def main() -> int:

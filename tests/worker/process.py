@@ -8,17 +8,24 @@ import os
 import select
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ROOT
-
-from .conftest import WAIT, fake_argv, fake_env
-
+# Seconds after which a test gives up waiting: long, since the machine may be busy.
+WAIT = 60.0
 LIMIT = int(WAIT)
+
+FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
+
+
+def fake_argv(transport: str, *, socket: str | None = None, **options: Any) -> list[str]:
+    """The command line of a worker around the fake engine."""
+    argv = [sys.executable, FAKE_WORKER, transport, json.dumps(options)]
+    return argv + ([socket] if socket else [])
 
 
 class Lines:
@@ -137,7 +144,7 @@ def uds_worker(path: Path | str, *, ready: bool = True, **options: Any) -> Itera
 def started(transport: str, path: str | None, options: dict[str, Any]) -> Iterator[Process]:
     pipe = subprocess.PIPE
     argv = fake_argv(transport, socket=path, **options)
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=fake_env(), cwd=ROOT) as popen:
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe) as popen:
         try:
             yield Process(popen)
         finally:

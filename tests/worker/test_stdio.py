@@ -14,10 +14,7 @@ from reflex_protocol import DEFAULT_MAX_LINE_BYTES
 from reflex_protocol.client import Cancelled, WorkerDied, WorkerError
 from reflex_protocol.messages import GenerateFinal, ProgressEvent, Request, TokenEvent
 
-from tests.conftest import ROOT
-
-from .conftest import WAIT, fake_argv, fake_env
-from .process import LIMIT, alive, eventually, stdio_worker
+from .process import LIMIT, WAIT, alive, eventually, fake_argv, stdio_worker
 
 
 def run_to_end(data: bytes, **options) -> tuple[int, list[dict], str]:
@@ -26,8 +23,6 @@ def run_to_end(data: bytes, **options) -> tuple[int, list[dict], str]:
         fake_argv("stdio", **options),
         input=data,
         capture_output=True,
-        env=fake_env(),
-        cwd=ROOT,
         timeout=LIMIT,
     )
     return done.returncode, [json.loads(x) for x in done.stdout.splitlines()], done.stderr.decode()
@@ -430,7 +425,7 @@ def test_kill_9_of_the_parent_leaves_no_worker_behind(stage, engine, data, heard
     if early:
         argv = ["sh", "-c", 'echo started >&2; exec "$@"', "sh", *argv]
     code = PARENT.format(argv=argv, data=data, heard=heard, early=early)
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=fake_env(), cwd=ROOT)
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     with parent:
         assert parent.stdout
         worker = int(parent.stdout.readline())

@@ -14,10 +14,7 @@ import pytest
 from reflex_protocol.client import AsyncClient, Client
 from reflex_protocol.messages import Request
 
-from tests.conftest import ROOT
-
-from .conftest import WAIT, fake_argv, fake_env
-from .process import LIMIT, Dialled, alive, eventually, stdio_worker, uds_worker
+from .process import LIMIT, WAIT, Dialled, alive, eventually, fake_argv, stdio_worker, uds_worker
 
 
 def fails(path, **options) -> tuple[int, str]:
@@ -26,8 +23,6 @@ def fails(path, **options) -> tuple[int, str]:
         fake_argv("uds", socket=str(path), **options),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env=fake_env(),
-        cwd=ROOT,
         timeout=LIMIT,
     )
     assert done.stdout == b""
@@ -107,10 +102,7 @@ def test_of_many_that_find_a_stale_socket_one_wins(folder):
         stale.bind(str(folder / "s"))
     argv = fake_argv("uds", socket=str(folder / "s"))
     pipe = subprocess.PIPE
-    racers = [
-        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=pipe, env=fake_env(), cwd=ROOT)
-        for _ in range(6)
-    ]
+    racers = [subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=pipe) for _ in range(6)]
     try:
         assert eventually(lambda: sum(r.poll() is not None for r in racers) == 5)
         (winner,) = [r for r in racers if r.poll() is None]
