@@ -40,7 +40,9 @@ TEST(stop_every_split_gives_the_same_text) {
   for (size_t a = 0; a <= text.size(); ++a)
     for (size_t b = a; b <= text.size(); ++b) {
       StopMatcher m({"STOP", "TOPS"});
-      std::string out = m.push(text.substr(0, a)) + m.push(text.substr(a, b - a)) + m.push(text.substr(b));
+      std::string out = m.push(text.substr(0, a));
+      out += m.push(text.substr(a, b - a));
+      out += m.push(text.substr(b));
       out += m.finish();
       CHECK_EQ(out, "one two ");
     }
