@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -152,6 +153,10 @@ struct Plan {
   int32_t n_ctx_train = 0;
 };
 
+/// Checks every op against its weights' shapes, types and its values' widths. Throws Error(gguf or
+/// unsupported) that names tensor or op with what was expected and found. Every backend's first step.
+void check_plan(const Plan& plan);
+
 // ---- passes --------------------------------------------------------------------------
 
 enum class HeadMode : uint8_t {
@@ -242,6 +247,15 @@ class State {
   virtual size_t bytes() const = 0;
 };
 
+/// How far the weights have come to where they are computed with. A backend that uses them in
+/// place has nothing to load and is always finished.
+struct LoadStatus {
+  size_t done = 0, total = 0;  ///< bytes
+  bool finished = true;
+  double finished_at = 0;      ///< now_ms() of base/clock.h, 0 before
+  double first_kernel_at = 0;  ///< when the first kernel was issued, 0 before
+};
+
 /// A compiled plan with its weights. Runs one pass at a time.
 class Program {
  public:
@@ -264,6 +278,12 @@ class Program {
   /// HeadMode::full: the n largest logits of row o as log-probabilities, best first, ties by id.
   virtual std::vector<TokenLogprob> top_logprobs(int32_t o, int32_t n) = 0;
 
+  /// run() may be called while weights are still on their way: each step waits for its own. Wide
+  /// heads come last, and only once a pass asked for full logits.
+  virtual LoadStatus load_status() const { return {}; }
+  /// Wait until every weight is there; throws what stopped the load.
+  virtual void finish_load() {}
+
   /// Bytes of weights resident and of activation memory, for reports.
   virtual size_t weight_bytes() const = 0;
   virtual size_t scratch_bytes() const = 0;
@@ -273,6 +293,9 @@ struct ProgramOptions {
   int32_t n_ctx = 0;       ///< most slots a state may hold
   bool exact = false;      ///< f32 activations and f32 state everywhere
   int32_t max_rows = 512;  ///< wanted chunk size
+  /// How a GPU's weights are read: "" chooses; "ring" copies the mapping through pinned memory,
+  /// "map" pins the mapping itself in pieces, "direct" reads the file past the page cache.
+  std::string load_mode;
 };
 
 class Backend {
@@ -280,6 +303,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual const char* name() const = 0;         ///< "cpu", "cuda"
   virtual std::string description() const = 0;  ///< e.g. "CPU avx512vnni, 2 threads"
+  /// When the device's stages of starting were reached, now_ms() each, in order; empty on the CPU.
+  virtual std::vector<std::pair<std::string, double>> start_stages() const { return {}; }
   /// Takes the plan; weights' mappings must outlive the program. Error(unsupported) names the
   /// op or the tensor and type that the backend cannot run; Error(out_of_memory) names need
   /// and have.

@@ -90,10 +90,6 @@ struct Constants {
   std::vector<std::vector<float>> vectors;
 };
 
-/// Checks every op against its weights' shapes, types and its values' widths. Throws Error(gguf or
-/// unsupported) that names tensor or op with what was expected and found.
-void check_plan(const Plan& plan);
-
 /// with_head: everything up to the logits; else only what the states need.
 StepList build_steps(const Plan& plan, bool with_head, Constants& constants);
 

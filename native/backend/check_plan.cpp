@@ -2,10 +2,10 @@
 // can be computed with. After this no step needs to look again.
 #include <string>
 
-#include "backend/cpu/steps.h"
+#include "backend/backend.h"
 #include "quant/dequantize.h"
 
-namespace reflex::cpu {
+namespace reflex {
 
 namespace {
 
@@ -175,4 +175,4 @@ class Checker {
 
 void check_plan(const Plan& plan) { Checker(plan).run(); }
 
-}  // namespace reflex::cpu
+}  // namespace reflex
