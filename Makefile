@@ -39,7 +39,9 @@ demo: $(VENV)/.installed ## set up, build, decide and write with the bundled mod
 
 test: $(VENV)/.installed-tests ## set up, build with tests, run them all
 	build/tests/tests/native/reflex_tests
-	$(VENV)/bin/pytest -q
+	$(VENV)/bin/pytest -q protocol/tests
+	$(VENV)/bin/pytest -q sidecar/tests
+	$(VENV)/bin/pytest -q tests
 
 check: $(VENV)/.installed-tests ## linters, check only
 	$(PY) -m pip install -q ruff==0.14.6 pyright==1.1.407 clang-format==14.0.6
