@@ -99,7 +99,8 @@ def test_a_command_without_arguments_prints_its_usage(reflex, command):
         (["generate", "--demo", "word " * 3000, "--ctx", "16"], 7, r"\[context_overflow\]: prompt: \d+ tokens"),
         (["system1", "--demo", "x"], 2, r"expected at least one --candidate"),
         (["system1", "--demo", "x", "--candidate", ""], 2, r"candidates\[0\]"),
-        (["info", "/dev/null"], 3, r"\[gguf\]"),
+        (["info", "/dev/null"], 4, r"\[io\]: .*/dev/null"),
+        (["info", __file__], 3, r"\[gguf\]: .*not a GGUF file"),
     ],
 )
 def test_errors_are_one_line_with_category_and_status(reflex, args, status, pattern):
