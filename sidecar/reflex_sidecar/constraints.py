@@ -1,0 +1,117 @@
+"""What an answer is bound to: response_format and forced calls of tools, as the worker's `constraint`.
+
+A forced call is JSON in every model's spelling of calls, since JSON Schema is what its arguments are
+described by: `{"name": ..., "arguments": {...}}`, or for a named tool the arguments alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from reflex_protocol.messages import Constraint, JsonSchemaConstraint
+
+from .bodies import ResponseFormat, Tool, ToolChoice
+from .errors import bad_request
+
+ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a request wants of its tools."""
+
+    mode: Literal["none", "auto", "required", "named"]
+    tools: tuple[Tool, ...] = ()
+    name: str = ""
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.mode in ("required", "named")
+
+
+def tool_use(tools: list[Tool] | None, choice: ToolChoice | None) -> ToolUse:
+    """Tools and tool_choice together. ApiError 400 where they contradict each other."""
+    tools = tools or []
+    names = [t.function.name for t in tools]
+    for i, name in enumerate(names):
+        if not name:
+            raise bad_request(f"tools[{i}].function.name: expected a name, found none", param="tools")
+        if name in names[:i]:
+            raise bad_request(f"tools[{i}].function.name: found {name!r} twice", param="tools")
+    if choice is None:
+        choice = "auto" if tools else "none"
+    if isinstance(choice, dict):
+        return _named(tools, choice)
+    if choice not in ("none", "auto", "required"):
+        raise bad_request(
+            f"tool_choice: expected none, auto, required or a named function, found {choice[:60]!r}",
+            param="tool_choice",
+        )
+    if choice == "required" and not tools:
+        raise bad_request("tool_choice: 'required' needs tools, found none", param="tool_choice")
+    if choice == "none" or not tools:
+        return ToolUse("none", tuple(tools))
+    return ToolUse("auto" if choice == "auto" else "required", tuple(tools))
+
+
+def _named(tools: list[Tool], choice: dict[str, Any]) -> ToolUse:
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, dict) else None
+    allowed = choice.get("allowed_tools")
+    if choice.get("type") == "allowed_tools" and isinstance(allowed, dict):
+        return _allowed(tools, allowed)
+    if not isinstance(name, str):
+        raise bad_request("tool_choice: expected the name of a function, found none", param="tool_choice")
+    for tool in tools:
+        if tool.function.name == name:
+            return ToolUse("named", (tool,), name)
+    raise bad_request(f"tool_choice: no tool is named {name[:60]!r}", param="tool_choice")
+
+
+def _allowed(tools: list[Tool], allowed: dict[str, Any]) -> ToolUse:
+    listed = allowed.get("tools")
+    names = {
+        t.get("function", t).get("name") if isinstance(t.get("function", t), dict) else None
+        for t in (listed if isinstance(listed, list) else [])
+        if isinstance(t, dict)
+    }
+    kept = [t for t in tools if t.function.name in names]
+    return tool_use(kept, "required" if allowed.get("mode") == "required" else "auto")
+
+
+def of_format(wanted: ResponseFormat | None) -> Constraint | None:
+    """The constraint of a response_format."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return JsonSchemaConstraint(schema=wanted.schema or ANY_OBJECT)
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        raise bad_request(
+            "response_format.json_schema.schema: expected a schema, found none",
+            param="response_format.json_schema",
+        )
+    return JsonSchemaConstraint(schema=wanted.json_schema.schema)
+
+
+def of_tools(use: ToolUse) -> Constraint | None:
+    """The constraint of a forced call."""
+    if not use.forced:
+        return None
+    if use.mode == "named":
+        return JsonSchemaConstraint(schema=_arguments(use.tools[0]))
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": t.function.name}, "arguments": _arguments(t)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for t in use.tools
+    ]
+    return JsonSchemaConstraint(schema=calls[0] if len(calls) == 1 else {"anyOf": calls})
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    return tool.function.parameters or ANY_OBJECT
