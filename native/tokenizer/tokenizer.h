@@ -15,7 +15,15 @@
 namespace reflex {
 
 /// tokenizer.ggml.token_type values.
-enum class TokenType : uint8_t { undefined = 0, normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
+enum class TokenType : uint8_t {
+  undefined = 0,
+  normal = 1,
+  unknown = 2,
+  control = 3,
+  user_defined = 4,
+  unused = 5,
+  byte = 6
+};
 
 /// A half-open range of the text in Unicode code points.
 struct TextSpan {
@@ -23,7 +31,7 @@ struct TextSpan {
 };
 
 struct EncodeOptions {
-  bool parse_special = true;              ///< control and user-defined spellings become their ids
+  bool parse_special = true;                  ///< control and user-defined spellings become their ids
   std::span<const TextSpan> literal_spans{};  ///< ranges in which they never do
 };
 
@@ -36,7 +44,8 @@ class Tokenizer {
 
   /// Appends the ids of text; no BOS or EOS is added. text must be valid UTF-8
   /// (Error(invalid_input) with the byte offset otherwise).
-  virtual void encode(std::string_view text, const EncodeOptions& options, std::vector<int32_t>& ids) const = 0;
+  virtual void encode(std::string_view text, const EncodeOptions& options,
+                      std::vector<int32_t>& ids) const = 0;
 
   /// The raw bytes that a token stands for (bytes of an unfinished character included).
   /// A control token's bytes are its spelling. id must be in [0, size()).
@@ -59,7 +68,9 @@ class Tokenizer {
   std::vector<int32_t> end_ids;
   bool is_end(int32_t id) const;
   /// Control tokens (type control, and unknown): left out of text under skip_special.
-  bool is_control(int32_t id) const { return type(id) == TokenType::control || type(id) == TokenType::unknown; }
+  bool is_control(int32_t id) const {
+    return type(id) == TokenType::control || type(id) == TokenType::unknown;
+  }
 };
 
 /// Turns token bytes into whole UTF-8: bytes of an unfinished character wait for the next
