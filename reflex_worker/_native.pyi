@@ -61,11 +61,13 @@ class Engine:
         exact: bool = False,
         isa: str = "",
         chunk: int = 512,
+        load_mode: str = "",
         poll: Callable[[], None] | None = None,
     ) -> None: ...
     info: dict[str, Any]
     special_tokens: dict[str, Any]  # bos eos eot eom unk pad (-1: none), add_bos, end_ids
-    phases: dict[str, float]
+    phases: dict[str, Any]  # milliseconds; device_stages is a dict of them
+    load_progress: tuple[int, int, bool]  # bytes of weights on the device, of how many, all there
     def tokenize(
         self,
         text: str,
@@ -126,6 +128,9 @@ class Engine:
 
 def gguf_info(path: str) -> dict[str, Any]:
     """Metadata, tensor types and whether Reflex will run the file, without loading it."""
+
+def adopt_boot(capsule: object) -> bool:
+    """Use the driver that `_boot.start()` is starting; False where it is of another version."""
 
 def now_ms() -> float: ...
 def process_start_ms() -> float: ...

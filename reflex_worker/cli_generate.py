@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .cli_args import Option, parse
 from .cli_args import usage as usage_text
-from .cli_model import MODEL_OPTIONS, checked_text, open_engine, take_model, take_prompt
+from .cli_model import MODEL_OPTIONS, boot_driver, checked_text, open_engine, take_model, take_prompt
 from .cli_output import phase_fields, result_line
 
 OPTIONS = [
@@ -36,6 +36,7 @@ def enough(_name):
 
 
 def main(name, argv):
+    boot_driver(argv)
     from . import _native  # noqa: F401  (mapped before anything else is looked at)
     from .cli import write
 

@@ -9,6 +9,7 @@ MODEL_OPTIONS = [
     Option("--device", str, "auto", "auto|cpu|cuda[:N]", help="where to run"),
     Option("--threads", int, 0, "N", help="CPU threads, 0: what the machine and its cgroup allow"),
     Option("--ctx", int, 0, "N", help="cap on the context in tokens, 0: the model's own"),
+    Option("--load-mode", str, "", "MODE", help="how a GPU's weights are read: ring, map or direct; chosen if absent"),
     Option("--exact", help="f32 activations and KV"),
     Option("--isa", str, "", "NAME", help="force a CPU instruction set: portable, avx2, avx512vnni"),
 ]
@@ -38,7 +39,32 @@ def open_engine(path, values):
         ctx=values["ctx"],
         exact=values["exact"],
         isa=values["isa"],
+        load_mode=values["load_mode"],
     )
+
+
+def boot_driver(argv):
+    """Start the CUDA driver in its own thread, before anything else is imported, where this machine
+    has one and the command line does not say cpu. The command's first act."""
+    import posix
+
+    if not any(posix.access(path, posix.F_OK) for path in ("/dev/nvidiactl", "/dev/dxg")):
+        return
+    device = "auto"
+    for i, arg in enumerate(argv):
+        if arg == "--device" and i + 1 < len(argv):
+            device = argv[i + 1]
+        elif arg.startswith("--device="):
+            device = arg.partition("=")[2]
+    if device not in ("auto", "cuda") and not (device.startswith("cuda:") and device[5:].isdecimal()):
+        return
+    from . import _boot
+
+    capsule = _boot.start(device=int(device.partition(":")[2] or 0))
+    if capsule is not None:
+        from ._native import adopt_boot
+
+        adopt_boot(capsule)
 
 
 def take_prompt(positional, name):

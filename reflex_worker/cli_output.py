@@ -44,4 +44,6 @@ def phase_fields(engine, timings):
         "tokenizer_ms": p["tokenizer"],
         "tokenize_ms": timings["tokenize"],
         "prompt_eval_ms": timings["prompt_eval"],
+        "first_kernel_at_ms": p["first_kernel_at"],
+        "weights_loaded_at_ms": p["weights_loaded_at"],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .cli_args import Option, UsageError, parse
 from .cli_args import usage as usage_text
-from .cli_model import MODEL_OPTIONS, demo_path
+from .cli_model import MODEL_OPTIONS, boot_driver, demo_path
 
 
 def octal(text):
@@ -41,6 +41,7 @@ def enough(name):
 
 
 def main(name, argv):
+    boot_driver(argv)
     from .serve import ServeOptions, run_stdio, run_uds
 
     uds = name == "uds"

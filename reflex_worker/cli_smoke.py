@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .cli_args import Option, parse
 from .cli_args import usage as usage_text
-from .cli_model import MODEL_OPTIONS, open_engine, take_model
+from .cli_model import MODEL_OPTIONS, boot_driver, open_engine, take_model
 from .cli_output import phase_fields, result_line
 
 OPTIONS = [*MODEL_OPTIONS, Option("--json", help="one JSON object")]
@@ -21,6 +21,7 @@ def enough(_name):
 def main(name, argv):
     from .cli import write
 
+    boot_driver(argv)
     values, positional = parse(argv, OPTIONS, 1)
     if not positional:
         values["demo"] = True

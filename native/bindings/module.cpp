@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "boot/boot.h"
 #include "engine/engine.h"
 
 namespace nb = nanobind;
@@ -83,6 +84,7 @@ nb::dict timings_dict(const Timings& t) {
   d["tokenize"] = t.tokenize;
   d["prompt_eval"] = t.prompt_eval;
   d["decode"] = t.decode;
+  d["first_token"] = t.first_token;
   d["first_token_at"] = t.first_token_at;
   d["total"] = t.total;
   return d;
@@ -255,17 +257,26 @@ std::unique_ptr<Scoring> start_score(Engine& engine, std::optional<std::string> 
   return engine.score(r);
 }
 
-std::unique_ptr<Engine> load_engine(const std::string& model, const std::string& device, int threads, int ctx,
+// A file's name as the system has it: bytes that are no UTF-8 come back from their surrogates.
+std::string path_bytes(const nb::str& path) {
+  PyObject* encoded = PyUnicode_EncodeFSDefault(path.ptr());
+  if (!encoded) throw nb::python_error();
+  const nb::bytes bytes = nb::steal<nb::bytes>(encoded);
+  return {bytes.c_str(), bytes.size()};
+}
+
+std::unique_ptr<Engine> load_engine(const nb::str& model, const std::string& device, int threads, int ctx,
                                     bool exact, const std::string& isa, int chunk,
-                                    std::optional<std::function<void()>> poll) {
+                                    const std::string& load_mode, std::optional<std::function<void()>> poll) {
   EngineOptions o;
-  o.model_path = model;
+  o.model_path = path_bytes(model);
   o.device = device;
   o.threads = threads;
   o.ctx = ctx;
   o.exact = exact;
   o.isa = isa;
   o.chunk = chunk;
+  o.load_mode = load_mode;
   nb::gil_scoped_release release;
   return Engine::load(o, poll ? std::move(*poll) : std::function<void()>());
 }
@@ -290,12 +301,13 @@ nb::list logits_rows(Engine& engine, const std::vector<int32_t>& ids, const std:
 void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", "A loaded model. One request at a time.")
       .def(nb::new_(&load_engine), "model"_a, nb::kw_only(), "device"_a = "auto", "threads"_a = 0,
-           "ctx"_a = 0, "exact"_a = false, "isa"_a = "", "chunk"_a = 512, "poll"_a = nb::none())
+           "ctx"_a = 0, "exact"_a = false, "isa"_a = "", "chunk"_a = 512, "load_mode"_a = "",
+           "poll"_a = nb::none())
       .def_prop_ro("info", [](const Engine& e) { return info_dict(e.info()); })
       .def_prop_ro("special_tokens", &special_dict)
       .def_prop_ro("phases",
                    [](const Engine& e) {
-                     const Phases& p = e.phases();
+                     const Phases p = e.phases();
                      nb::dict d;
                      d["launch"] = p.launch;
                      d["gguf_open"] = p.gguf_open;
@@ -303,7 +315,17 @@ void bind_engine(nb::module_& m) {
                      d["model_load"] = p.model_load;
                      d["tokenizer"] = p.tokenizer;
                      d["ready_at"] = p.ready_at;
+                     d["first_kernel_at"] = p.first_kernel_at;
+                     d["weights_loaded_at"] = p.weights_loaded_at;
+                     nb::dict stages;
+                     for (const auto& [name, at] : p.device_stages) stages[name.c_str()] = at;
+                     d["device_stages"] = stages;
                      return d;
+                   })
+      .def_prop_ro("load_progress",
+                   [](const Engine& e) {
+                     const LoadProgress p = e.load_progress();
+                     return nb::make_tuple(p.done, p.total, p.finished);
                    })
       .def(
           "tokenize",
@@ -349,11 +371,12 @@ void bind_engine(nb::module_& m) {
       .def("warm_up", &Engine::warm_up, nb::call_guard<nb::gil_scoped_release>());
 }
 
-nb::dict gguf_info(const std::string& path) {
+nb::dict gguf_info(const nb::str& path) {
   FileReport r;
+  const std::string name = path_bytes(path);
   {
     nb::gil_scoped_release release;
-    r = describe_file(path);
+    r = describe_file(name);
   }
   nb::dict d = info_dict(r.info);
   d["gguf_version"] = r.gguf_version;
@@ -380,6 +403,14 @@ NB_MODULE(_native, m) {
   bind_engine(m);
   m.def("gguf_info", &gguf_info, "path"_a,
         "Metadata, tensor types and whether Reflex will run the file, without loading it.");
+  m.def(
+      "adopt_boot",
+      [](nb::handle capsule) {
+        void* boot = PyCapsule_GetPointer(capsule.ptr(), kBootCapsule);
+        if (!boot) throw nb::python_error();
+        return adopt_boot(boot);
+      },
+      "capsule"_a, "Use the driver that _boot.start() is starting; False where it is of another version.");
   m.def("now_ms", &now_ms, "Milliseconds on CLOCK_BOOTTIME.");
   m.def("process_start_ms", &process_start_ms,
         "When the kernel started this process, on the clock of now_ms().");

@@ -53,13 +53,13 @@ EngineImpl::EngineImpl(const EngineOptions& options, const std::function<void()>
     return t;
   });
   if (poll) poll();
-  const double t1 = now_ms();
+  load_begin_ = now_ms();
   Model model = build_model(*file_);
   config_ = model.config;
   n_ctx_ = options.ctx > 0 ? std::min(options.ctx, config_.n_ctx_train) : config_.n_ctx_train;
   open_backend(options, std::move(model.plan));
   if (poll) poll();
-  phases_.model_load = now_ms() - t1;
+  phases_.model_load = now_ms() - load_begin_;
   phases_.ready_at = now_ms() - process_start_ms();
 }
 
@@ -74,10 +74,29 @@ void EngineImpl::open_backend(const EngineOptions& options, Plan plan) {
   ProgramOptions p;
   p.exact = options.exact;
   p.max_rows = options.chunk;
+  p.load_mode = options.load_mode;
   // Candidates hang off a prompt in up to one chunk of slots beyond what the context holds.
   p.n_ctx = n_ctx_ + options.chunk;
   program_ = backend_->compile(std::move(plan), p);
   session_ = std::make_unique<Session>(*program_);
+}
+
+Phases EngineImpl::phases() const {
+  Phases p = phases_;
+  const double start = process_start_ms();
+  const LoadStatus load = program_->load_status();
+  if (load.first_kernel_at > 0) p.first_kernel_at = load.first_kernel_at - start;
+  if (load.finished_at > 0) {
+    p.weights_loaded_at = load.finished_at - start;
+    p.model_load = std::max(p.model_load, load.finished_at - load_begin_);
+  }
+  for (const auto& [name, at] : backend_->start_stages()) p.device_stages.emplace_back(name, at - start);
+  return p;
+}
+
+LoadProgress EngineImpl::load_progress() const {
+  const LoadStatus s = program_->load_status();
+  return {s.done, s.total, s.finished};
 }
 
 const Tokenizer* EngineImpl::find_tokenizer() const {
@@ -206,6 +225,7 @@ void EngineImpl::warm_up() {
   session_->run(rows, 1, HeadMode::full, out);
   program_->argmax(0);
   session_->truncate(0);
+  program_->finish_load();
   find_tokenizer();
 }
 

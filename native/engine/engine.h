@@ -28,16 +28,27 @@ struct EngineOptions {
   bool exact = false;           ///< f32 activations and f32 KV
   std::string isa;              ///< CPU only: force an instruction set (tests)
   int chunk = 512;              ///< rows per prefill chunk
+  std::string load_mode;        ///< GPU only: "" chooses; ring, map or direct (backend.h)
 };
 
-/// Milliseconds of the phases so far, on the clock of base/clock.h. Names as in protocol.md.
+/// The phases of the start so far, in milliseconds. Names as in docs/protocol.md.
 struct Phases {
   double launch = 0;  ///< process start to the first native line
   double gguf_open = 0;
-  double cuda_init = 0;
-  double model_load = 0;
-  double tokenizer = 0;  ///< building it
-  double ready_at = 0;   ///< ms since process start when the engine was usable
+  double cuda_init = 0;   ///< until the device could be used, from when the engine asked for it
+  double model_load = 0;  ///< device, plan and, where they have come by now, the weights
+  double tokenizer = 0;   ///< building it, beside the rest
+  double ready_at = 0;    ///< since process start: when the engine could take a request
+  /// Since process start, 0 before or where there is none:
+  double first_kernel_at = 0;                                 ///< the first kernel was issued
+  double weights_loaded_at = 0;                               ///< the last byte was on the device
+  std::vector<std::pair<std::string, double>> device_stages;  ///< of the driver's start
+};
+
+/// Bytes of weights on the device, of those on their way.
+struct LoadProgress {
+  size_t done = 0, total = 0;
+  bool finished = true;
 };
 
 struct ModelInfo {
@@ -52,7 +63,10 @@ struct ModelInfo {
 
 /// Wall milliseconds of one request.
 struct Timings {
-  double tokenize = 0, prompt_eval = 0, decode = 0, first_token_at = 0, total = 0;
+  double tokenize = 0, prompt_eval = 0, decode = 0;
+  double first_token = 0;     ///< from the request's start to its first token (or its scores)
+  double first_token_at = 0;  ///< the same moment, from the process's start
+  double total = 0;
 };
 
 struct Usage {
@@ -174,7 +188,8 @@ class Engine {
   static std::unique_ptr<Engine> load(const EngineOptions& options, const std::function<void()>& poll = {});
   virtual ~Engine() = default;
   virtual const ModelInfo& info() const = 0;
-  virtual const Phases& phases() const = 0;
+  virtual Phases phases() const = 0;
+  virtual LoadProgress load_progress() const = 0;
   /// Error(tokenizer) where the file has none that works.
   virtual const Tokenizer& tokenizer() const = 0;
   virtual const gguf::File& file() const = 0;

@@ -19,7 +19,8 @@ class EngineImpl final : public Engine {
   EngineImpl(const EngineOptions& options, const std::function<void()>& poll);
   ~EngineImpl() override;
   const ModelInfo& info() const override;
-  const Phases& phases() const override { return phases_; }
+  Phases phases() const override;
+  LoadProgress load_progress() const override;
   const Tokenizer& tokenizer() const override;
   const gguf::File& file() const override { return *file_; }
   SpecialTokens special_tokens() const override;
@@ -51,6 +52,7 @@ class EngineImpl final : public Engine {
 
   EngineOptions options_;
   Phases phases_;
+  double load_begin_ = 0;
   std::unique_ptr<gguf::File> file_;
   Config config_;
   int32_t n_ctx_ = 0;

@@ -201,7 +201,10 @@ StepEvent GenerationImpl::decode() {
   logits_ready_ = false;
   const int32_t id = draw();
   token_ids_.push_back(id);
-  if (token_ids_.size() == 1) timings_.first_token_at = now_ms() - process_start_ms();
+  if (token_ids_.size() == 1) {
+    timings_.first_token = now_ms() - deadline_.started_at() + timings_.tokenize;
+    timings_.first_token_at = now_ms() - process_start_ms();
+  }
   if (penalised_) {
     SampleSpec::Count& c = counts_.try_emplace(id, SampleSpec::Count{id, 0, true}).first->second;
     ++c.in_output;

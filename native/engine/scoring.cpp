@@ -293,6 +293,7 @@ void ScoringImpl::finish() {
     if (c.probability > 0) entropy_ -= c.probability * std::log2(c.probability);
   }
   timings_.first_token_at = now_ms() - process_start_ms();
+  timings_.first_token = now_ms() - deadline_.started_at() + timings_.tokenize;
   timings_.total = now_ms() - deadline_.started_at() + timings_.tokenize;
 }
 
