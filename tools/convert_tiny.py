@@ -1,4 +1,4 @@
-"""transformers checkpoint -> GGUF, for the tiny dense models of the fixtures.
+"""transformers checkpoint -> GGUF, for the tiny models of the fixtures.
 
 Owns: names, key names, the row permutation of llama's q and k, llama 3's rope_freqs tensor, tiny
 vocabularies, and blocks of every quant type. Refuses: anything of real size (llama.cpp's
@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import transformers
 from gguf import GGMLQuantizationType as Type
-from reference import BLOCK_NAMES, GLOBAL_NAMES, permute_rows
+from reference import BLOCK_NAMES, EXPERT_DOWN, EXPERT_GATE_UP, GLOBAL_NAMES, permute_rows
 
 TypePlan = Callable[[str, tuple[int, ...]], Type]
 FILE_TYPES = {
@@ -105,13 +105,15 @@ def random_iq1_m(rows: int, width: int, std: float, rng: np.random.Generator) ->
 
 
 def encode(data: np.ndarray, kind: Type, rng: np.random.Generator) -> np.ndarray:
-    """The bytes of a matrix in the given type: quantised where the gguf package can, else drawn."""
+    """The bytes of a matrix or stack in the given type: quantised where gguf can, else drawn."""
     if kind == Type.F32:
         return data
     try:
         return gguf.quantize(data, kind)
     except NotImplementedError:
-        return random_blocks(kind, data.shape[0], data.shape[1], float(data.std()), rng)
+        rows = data.size // data.shape[-1]
+        blocks = random_blocks(kind, rows, data.shape[-1], float(data.std()), rng)
+        return blocks.reshape(*data.shape[:-1], -1)
 
 
 # ---- vocabularies --------------------------------------------------------------------------
@@ -176,7 +178,8 @@ def llama3_divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray:
 
 
 def add_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, name: str) -> None:
-    explicit_head = c.head_dim != c.hidden_size // c.num_attention_heads or arch == "qwen3"
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    explicit_head = head_dim != c.hidden_size // c.num_attention_heads or arch in ("qwen3", "qwen3moe")
     rope = c.rope_parameters
     w.add_name(name)
     w.add_context_length(c.max_position_embeddings)
@@ -188,11 +191,17 @@ def add_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, na
     w.add_layer_norm_rms_eps(c.rms_norm_eps)
     w.add_rope_freq_base(rope["rope_theta"])
     if explicit_head:
-        w.add_key_length(c.head_dim)
-        w.add_value_length(c.head_dim)
+        w.add_key_length(head_dim)
+        w.add_value_length(head_dim)
+    if arch in ("qwen2moe", "qwen3moe"):
+        w.add_expert_count(c.num_experts)
+        w.add_expert_used_count(c.num_experts_per_tok)
+        w.add_expert_feed_forward_length(c.moe_intermediate_size)
+    if arch == "qwen2moe":
+        w.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
     if arch == "llama":
         w.add_vocab_size(c.vocab_size)
-        w.add_rope_dimension_count(c.head_dim)
+        w.add_rope_dimension_count(head_dim)
     if rope["rope_type"] in ("linear", "yarn"):
         w.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         w.add_rope_scaling_factor(rope["factor"])
@@ -224,17 +233,23 @@ def gguf_tensors(arch: str, model: transformers.PreTrainedModel) -> dict[str, np
                     heads = c.num_attention_heads if short == "attn_q" else c.num_key_value_heads
                     data = permute_rows(data, heads)
                 out[f"blk.{i}.{short}.{part}"] = data
+        if (gate_up := state.get(f"model.layers.{i}.{EXPERT_GATE_UP}")) is not None:
+            gate, up = np.split(gate_up, 2, axis=1)
+            down = state[f"model.layers.{i}.{EXPERT_DOWN}"]
+            out |= {
+                f"blk.{i}.ffn_{n}_exps.weight": w for n, w in (("gate", gate), ("up", up), ("down", down))
+            }
     return {n: np.ascontiguousarray(d, np.float32) for n, d in out.items()}
 
 
 def encode_tensors(
     tensors: dict[str, np.ndarray], plan: TypePlan, seed: int
 ) -> dict[str, tuple[np.ndarray, Type]]:
-    """Bytes and type of each tensor; vectors stay F32 as every converter keeps them."""
+    """Bytes and type of each tensor; vectors and routers stay F32 as every converter keeps them."""
     rng = np.random.default_rng(seed)
     out = {}
     for name, data in tensors.items():
-        kind = Type.F32 if data.ndim == 1 else plan(name, data.shape)
+        kind = Type.F32 if data.ndim == 1 or "ffn_gate_inp" in name else plan(name, data.shape)
         out[name] = (encode(data, kind, rng), kind)
     return out
 

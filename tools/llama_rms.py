@@ -16,7 +16,7 @@ import llama_cpp
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.oracle.references import NAMES, load
+from tests.oracle.references import NAMES, NOT_YET, load
 
 CACHES = {"f32": 0, "f16": 1}  # ggml type ids
 
@@ -40,7 +40,7 @@ def errors(name: str, cache: int) -> np.ndarray:
 
 
 def main() -> None:
-    for name in NAMES:
+    for name in sorted({*NAMES, *NOT_YET}):
         found = {cache: errors(name, kind) for cache, kind in CACHES.items()}
         print(
             f"{name}: "

@@ -19,7 +19,13 @@ import numpy as np
 import torch
 import transformers
 
-ARCHITECTURES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
+ARCHITECTURES = {
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "llama": "Llama",
+    "qwen2moe": "Qwen2Moe",
+    "qwen3moe": "Qwen3Moe",
+}
 
 # GGUF name inside a block -> transformers name inside a layer.
 BLOCK_NAMES = {
@@ -34,7 +40,14 @@ BLOCK_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+# transformers keeps an expert stack in two parameters: gate and up together (E, 2 F, D), and down (E, D, F).
+EXPERT_GATE_UP, EXPERT_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -94,6 +107,34 @@ def rope_parameters(c: Checkpoint) -> dict[str, Any]:
     return rope
 
 
+def join_expert_stacks(c: Checkpoint) -> dict[str, np.ndarray]:
+    """Takes the expert stacks out of c.tensors; returns them under transformers' names."""
+    out = {}
+    for i in range(c.get("block_count")):
+        stacks = [c.tensors.pop(f"blk.{i}.ffn_{part}_exps.weight", None) for part in ("gate", "up", "down")]
+        gate, up, down = stacks
+        if gate is not None and up is not None and down is not None:
+            out[f"model.layers.{i}.{EXPERT_GATE_UP}"] = np.concatenate([gate, up], axis=1)
+            out[f"model.layers.{i}.{EXPERT_DOWN}"] = down
+    return out
+
+
+def expert_shape(c: Checkpoint) -> dict[str, Any]:
+    """What a mixture of experts adds to the configuration.
+
+    No key says whether the chosen experts' weights are renormalised: qwen3moe does, qwen2moe does not.
+    """
+    if c.get("expert_count") is None:
+        return {}
+    return {
+        "num_experts": c.get("expert_count"),
+        "num_experts_per_tok": c.get("expert_used_count"),
+        "moe_intermediate_size": c.get("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": c.get("expert_shared_feed_forward_length"),
+        "norm_topk_prob": c.get("expert_weights_norm", c.arch == "qwen3moe"),
+    }
+
+
 def reference_model(path: Path) -> transformers.PreTrainedModel:
     """The transformers model that the file describes, in float32, ready to run."""
     c = read_gguf(path)
@@ -117,9 +158,9 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    config = getattr(transformers, f"{family}Config")(**shape)
+    config = getattr(transformers, f"{family}Config")(**shape, **expert_shape(c))
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
-    state = {}
+    state = {n: torch.from_numpy(np.ascontiguousarray(t)) for n, t in join_expert_stacks(c).items()}
     divisors = c.tensors.pop("rope_freqs.weight", None)
     for name, data in c.tensors.items():
         if c.arch == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):

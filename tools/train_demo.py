@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import gguf
 import numpy as np
@@ -191,9 +192,12 @@ class Model(nn.Module):
         for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02 if p is self.embd.weight else 1 / math.sqrt(p.shape[1]))
-        for blk in self.blocks:  # residual writers start small, so that depth does not blow up x
+        for blk in self.layers():  # residual writers start small, so that depth does not blow up x
             for w in (blk.out.weight, blk.down.weight):
                 w.data.mul_(1 / math.sqrt(2 * c.n_layers))
+
+    def layers(self) -> list[Block]:
+        return cast(list[Block], list(self.blocks))
 
     def forward(self, ids: Tensor, pos: Tensor, mask: Tensor) -> Tensor:
         c = self.c
@@ -201,7 +205,7 @@ class Model(nn.Module):
         angle = (pos[..., None].float() * freq)[:, :, None]
         cos, sin = angle.cos(), angle.sin()
         x = self.embd(ids)
-        for blk in self.blocks:
+        for blk in self.layers():
             x = blk(x, cos, sin, mask)
         return F.rms_norm(x, (c.n_embd,), self.norm, c.norm_eps)
 
@@ -261,7 +265,7 @@ def tensors(model: Model) -> dict[str, np.ndarray]:
     c = model.c
     q, kv = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
     out = {"token_embd.weight": model.embd.weight, "output_norm.weight": model.norm}
-    for i, b in enumerate(model.blocks):
+    for i, b in enumerate(model.layers()):
         wq, wk, wv = b.qkv.weight.split([q, kv, kv])
         gate, up = b.gate_up.weight.chunk(2)
         out |= {
@@ -315,23 +319,22 @@ def write_gguf(path: Path, c: Config, tok: Tokenizer, weights: dict[str, np.ndar
 
 
 def add_vocabulary(w: gguf.GGUFWriter, tok: Tokenizer) -> None:
-    state = json.loads(tok.to_str())
-    size = tok.get_vocab_size()
-    tokens = [tok.id_to_token(i) for i in range(size)]
-    kinds = [gguf.TokenType.NORMAL] * size
+    ids = tok.get_vocab()
+    tokens = sorted(ids, key=ids.__getitem__)
+    kinds = [gguf.TokenType.NORMAL] * len(tokens)
     for token in CONTROL_TOKENS:
-        kinds[tok.token_to_id(token)] = gguf.TokenType.CONTROL
+        kinds[ids[token]] = gguf.TokenType.CONTROL
     for token in USER_DEFINED_TOKENS:
-        kinds[tok.token_to_id(token)] = gguf.TokenType.USER_DEFINED
-    merges = [m if isinstance(m, str) else " ".join(m) for m in state["model"]["merges"]]
+        kinds[ids[token]] = gguf.TokenType.USER_DEFINED
+    merges = json.loads(tok.to_str())["model"]["merges"]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("qwen2")
     w.add_token_list(tokens)
     w.add_token_types(kinds)
-    w.add_token_merges(merges)
-    w.add_eos_token_id(tok.token_to_id(IM_END))
-    w.add_pad_token_id(tok.token_to_id(EOT))
-    w.add_bos_token_id(tok.token_to_id(EOT))
+    w.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    w.add_eos_token_id(ids[IM_END])
+    w.add_pad_token_id(ids[EOT])
+    w.add_bos_token_id(ids[EOT])
     w.add_add_bos_token(False)
 
 

@@ -15,12 +15,14 @@ from .references import fixture_path
 
 @pytest.fixture(scope="session")
 def engine() -> Callable[..., Engine]:
-    """engine(name, exact=..., isa=...): the fixture's file, loaded once per combination."""
+    """engine(name, exact=..., isa=..., device=...): the fixture's file, loaded once per combination."""
 
     @cache
-    def load(name: str, exact: bool = True, isa: str = "", chunk: int = 512) -> Engine:
+    def load(name: str, exact: bool = True, isa: str = "", chunk: int = 512, device: str = "cpu") -> Engine:
         try:
-            return Engine(str(fixture_path(name)), device="cpu", exact=exact, isa=isa, chunk=chunk, threads=2)
+            return Engine(
+                str(fixture_path(name)), device=device, exact=exact, isa=isa, chunk=chunk, threads=2
+            )
         except ReflexError as e:
             if isa and e.kind == "unsupported":  # this machine has no such instructions
                 pytest.skip(str(e))

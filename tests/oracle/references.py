@@ -13,7 +13,9 @@ import numpy as np
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 DEMO = FIXTURES.parent.parent / "reflex_worker/data/demo.gguf"
-NAMES = sorted(p.stem for p in FIXTURES.glob("*.npz"))
+# Fixtures that stand ready for architectures the engine has not learnt: it must refuse them by name.
+NOT_YET = ("qwen2moe", "qwen2moe-q4_0", "qwen3moe", "qwen3moe-q4_k")
+NAMES = sorted({p.stem for p in FIXTURES.glob("*.npz")} - set(NOT_YET))
 PROMPT_LENGTHS = (1, 2, 7, 31, 32, 33, 64, 65, 130)
 
 # Exact mode, on logits whose std is about 3.

@@ -10,8 +10,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from reflex_worker._native import ReflexError
+
 from .conftest import rows
-from .references import EXACT_MAX_DIFF, NAMES, PROMPT_LENGTHS, assert_exact, assert_greedy, load, mean_kl
+from .references import (
+    EXACT_MAX_DIFF,
+    NAMES,
+    NOT_YET,
+    PROMPT_LENGTHS,
+    assert_exact,
+    assert_greedy,
+    load,
+    mean_kl,
+)
 
 ISAS = ("portable", "avx2", "avx512vnni")
 SPLIT_FIXTURES = ("qwen3-tied", "llama3", "qwen2-q8_0")
@@ -135,3 +146,11 @@ def test_the_same_request_gives_the_same_bits_twice(engine, name, exact):
     first = e.logits(ref.ids, ref.rows)
     e.logits(ref.ids[5:40], [0, 34])  # something else in between
     assert e.logits(ref.ids, ref.rows) == first
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_an_architecture_not_yet_known_is_refused_by_name(engine, name):
+    """When it runs, take it off NOT_YET: its references are there."""
+    with pytest.raises(ReflexError, match=name.split("-")[0]) as error:
+        engine(name)
+    assert error.value.kind == "unsupported_architecture"
