@@ -19,10 +19,10 @@ struct IQ2_S {
   };
 
   REFLEX_HD static void unpack32(const Block& b, int g, int8_t* __restrict__ q, float* scale, float*) {
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t row = b.qs[4 * g + i] | (b.qh[g] >> 2 * i & 3u) << 8;
-      store_u64(q + 8 * i, negate_bytes(iq2_values(iq2s_row(row)), b.signs[4 * g + i]));
-    }
+    uint64_t values[4];
+    for (int i = 0; i < 4; ++i)
+      values[i] = iq2_values(iq2s_row(b.qs[4 * g + i] | (b.qh[g] >> 2 * i & 3u) << 8));
+    store_signed(values, load_u32(b.signs + 4 * g), q);
     const float d = to_float(b.d);
     scale[0] = d * (0.5f + static_cast<float>(b.scales[g] & 0xF)) * 0.25f;
     scale[1] = d * (0.5f + static_cast<float>(b.scales[g] >> 4)) * 0.25f;

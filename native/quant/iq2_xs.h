@@ -17,10 +17,12 @@ struct IQ2_XS {
   };
 
   REFLEX_HD static void unpack32(const Block& b, int g, int8_t* __restrict__ q, float* scale, float*) {
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t bits = load_u16(b.qs + 8 * g + 2 * i);
-      store_u64(q + 8 * i, negate_bytes(iq2_values(iq2xs_row(bits & 511)), signs_of_7_bits(bits >> 9)));
-    }
+    uint64_t values[4];
+    const uint64_t bits = load_u64(b.qs + 8 * g);
+    for (int i = 0; i < 4; ++i) values[i] = iq2_values(iq2xs_row(bits >> 16 * i & 511));
+    const uint64_t sevens =
+        (bits >> 9 & 0x7F) | (bits >> 18 & 0x3F80) | (bits >> 27 & 0x1FC000) | (bits >> 36 & 0xFE00000);
+    store_signed(values, signs_of_28_bits(static_cast<uint32_t>(sevens)), q);
     const float d = to_float(b.d);
     scale[0] = d * (0.5f + static_cast<float>(b.scales[g] & 0xF)) * 0.25f;
     scale[1] = d * (0.5f + static_cast<float>(b.scales[g] >> 4)) * 0.25f;

@@ -18,9 +18,9 @@ struct IQ2_XXS {
   REFLEX_HD static void unpack32(const Block& b, int g, int8_t* __restrict__ q, float* scale, float*) {
     const uint8_t* rows = b.qs + 8 * g;
     const uint32_t bits = load_u32(rows + 4);
-    for (int i = 0; i < 4; ++i)
-      store_u64(q + 8 * i,
-                negate_bytes(iq2_values(iq2xxs_row(rows[i])), signs_of_7_bits(bits >> 7 * i & 0x7F)));
+    uint64_t values[4];
+    for (int i = 0; i < 4; ++i) values[i] = iq2_values(iq2xxs_row(rows[i]));
+    store_signed(values, signs_of_28_bits(bits), q);
     scale[0] = scale[1] = to_float(b.d) * (0.5f + static_cast<float>(bits >> 28)) * 0.25f;
   }
 };

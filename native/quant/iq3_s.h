@@ -21,11 +21,13 @@ struct IQ3_S {
   REFLEX_HD static void unpack32(const Block& b, int g, int8_t* __restrict__ q, float* scale, float*) {
     const uint8_t* rows = b.qs + 8 * g;
     const uint32_t high = b.qh[g];
+    uint64_t values[4];
     for (int i = 0; i < 4; ++i) {
       const uint32_t row_a = rows[2 * i] | (high >> 2 * i & 1) << 8;
       const uint32_t row_b = rows[2 * i + 1] | (high >> (2 * i + 1) & 1) << 8;
-      store_u64(q + 8 * i, negate_bytes(iq3s_values(iq3s_row(row_a), iq3s_row(row_b)), b.signs[4 * g + i]));
+      values[i] = iq3s_values(iq3s_row(row_a), iq3s_row(row_b));
     }
+    store_signed(values, load_u32(b.signs + 4 * g), q);
     const int sc = b.scales[g / 2] >> g % 2 * 4 & 0xF;
     scale[0] = scale[1] = to_float(b.d) * static_cast<float>(1 + 2 * sc);
   }

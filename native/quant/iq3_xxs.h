@@ -19,10 +19,10 @@ struct IQ3_XXS {
   REFLEX_HD static void unpack32(const Block& b, int g, int8_t* __restrict__ q, float* scale, float*) {
     const uint8_t* rows = b.qs + 8 * g;
     const uint32_t bits = load_u32(b.scales + 4 * g);
-    for (int i = 0; i < 4; ++i) {
-      const uint64_t values = iq3xxs_values(iq3xxs_row(rows[2 * i]), iq3xxs_row(rows[2 * i + 1]));
-      store_u64(q + 8 * i, negate_bytes(values, signs_of_7_bits(bits >> 7 * i & 0x7F)));
-    }
+    uint64_t values[4];
+    for (int i = 0; i < 4; ++i)
+      values[i] = iq3xxs_values(iq3xxs_row(rows[2 * i]), iq3xxs_row(rows[2 * i + 1]));
+    store_signed(values, signs_of_28_bits(bits), q);
     scale[0] = scale[1] = to_float(b.d) * (0.5f + static_cast<float>(bits >> 28)) * 0.5f;
   }
 };

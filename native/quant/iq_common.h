@@ -2,20 +2,48 @@
 #pragma once
 #include "quant/iq_grids.h"
 
+#if !defined(__CUDACC__) && defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 REFLEX_QUANT_BEGIN
 
-/// Eight signs stored as seven bits: the eighth makes the number of minus signs even.
-REFLEX_HD uint32_t signs_of_7_bits(uint32_t bits) {
-  uint32_t parity = bits ^ bits >> 4;
-  parity ^= parity >> 2;
-  parity ^= parity >> 1;
-  return bits | (parity & 1) << 7;
+/// 32 signs of 28 bits: of every seven an eighth makes the number of minus signs even.
+REFLEX_HD uint32_t signs_of_28_bits(uint32_t bits) {
+  const uint32_t sevens =
+      (bits & 0x7F) | (bits << 1 & 0x7F00) | (bits << 2 & 0x7F0000) | (bits << 3 & 0x7F000000);
+  uint32_t parity = sevens ^ (sevens >> 4 & 0x0F0F0F0F);  // in each byte, down to its lowest bit
+  parity ^= parity >> 2 & 0x3F3F3F3F;
+  parity ^= parity >> 1 & 0x7F7F7F7F;
+  return sevens | (parity & 0x01010101) << 7;
+}
+
+/// q (32) = the bytes of four words of eight (each 1..127), those negated whose bit is set.
+REFLEX_HD void store_signed(const uint64_t (&magnitudes)[4], uint32_t signs, int8_t* __restrict__ q) {
+#if !defined(__CUDACC__) && defined(__AVX2__)
+  // Put together in registers: four stores and a load of all would wait for each other.
+  const auto word = [&](int i) { return static_cast<long long>(magnitudes[i]); };
+  const __m256i m = _mm256_set_epi64x(word(3), word(2), word(1), word(0));
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m256i result = _mm256_mask_sub_epi8(m, signs, _mm256_setzero_si256(), m);
+#else
+  // Byte j takes byte j / 8 of the signs and keeps bit j % 8 of it; -1 where that is set.
+  const __m256i of_byte = _mm256_setr_epi64x(0, kOnes, 2 * kOnes, 3 * kOnes);
+  const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+  const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(signs)), of_byte);
+  const __m256i negative = _mm256_cmpeq_epi8(_mm256_and_si256(spread, own), own);
+  const __m256i result = _mm256_sub_epi8(_mm256_xor_si256(m, negative), negative);
+#endif
+  memcpy(q, &result, sizeof result);
+#else
+  for (int i = 0; i < 4; ++i) store_u64(q + 8 * i, negate_bytes(magnitudes[i], signs >> 8 * i & 0xFF));
+#endif
 }
 
 /// Eight grid values 8, 25, 43 from the row's 2-bit codes 0, 1, 2.
 REFLEX_HD uint64_t iq2_values(uint32_t row) {
   const uint64_t code = spread_pairs(row);
-  return 8 * kOnes + 17 * code + (code >> 1 & kOnes);
+  return 8 * kOnes + (code << 4 | code) + (code >> 1 & kOnes);
 }
 
 /// Eight IQ3_XXS grid values 4, 12, .. 52, 62 from the nibbles 0..7 of two rows.
