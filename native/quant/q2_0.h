@@ -1,6 +1,7 @@
 // Q2_0: 64 values, 2 bits, one scale.            value = d * (q - 1)
 // (GGML_TYPE_Q2_0 of ggml.h, block_q2_0 of ggml-common.h; ggml-org/llama.cpp pull request 24448.)
-// Files from before that change hold 128 values under the same id; their sizes give them away.
+// Files from before that change hold 128 values in 34 bytes under the same id: their tensors end
+// before this layout says they do.
 #pragma once
 #include "quant/block.h"
 
