@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._native import Event
     from ._native import Generation as _NativeGeneration
     from ._native import Scoring as _NativeScoring
+    from .constraint import Constrained, Grammars
     from .fallback_tokenizer import FallbackTokenizer
 
 __all__ = ["Engine", "Generation", "ReflexError", "Scoring"]
@@ -47,7 +48,7 @@ class Generation:
     cancel it. One request of an engine runs at a time: a new one ends the state of those before.
     """
 
-    def __init__(self, native: _NativeGeneration) -> None:
+    def __init__(self, native: _NativeGeneration | Constrained) -> None:
         self._native = native
         self.step: Callable[[], Event] = native.step  # one prefill chunk or one token
 
@@ -161,7 +162,8 @@ class Engine:
 
     model: a GGUF file (of a split one, any part). device: auto, cpu, cuda or cuda:N. threads: of
     the CPU backend, 0 for what the machine and its cgroup allow. ctx: a cap on the context in
-    tokens, 0 for the model's own. exact: float32 activations and KV. poll: called now and then
+    tokens, 0 for the model's own. exact: float32 activations and KV. isa: force a CPU instruction
+    set. load_mode: how a GPU's weights are read: ring, map or direct. poll: called now and then
     while the model loads; what it raises ends the loading.
 
     Raises ReflexError, whose `kind` is the protocol's error_kind.
@@ -176,14 +178,23 @@ class Engine:
         ctx: int = 0,
         exact: bool = False,
         isa: str = "",
+        load_mode: str = "",
         poll: Callable[[], None] | None = None,
     ) -> None:
         self._native = _NativeEngine(
-            model, device=device, threads=threads, ctx=ctx, exact=exact, isa=isa, poll=poll
+            model,
+            device=device,
+            threads=threads,
+            ctx=ctx,
+            exact=exact,
+            isa=isa,
+            load_mode=load_mode,
+            poll=poll,
         )
         self._model = model
         self._fallback_tokenizer: FallbackTokenizer | None = None
         self._native_tokenizes: bool | None = None
+        self._grammars: Grammars | None = None
 
     @property
     def info(self) -> dict[str, Any]:
@@ -196,8 +207,8 @@ class Engine:
         return self._native.special_tokens
 
     @property
-    def phases(self) -> dict[str, float]:
-        """Milliseconds of each phase of the start."""
+    def phases(self) -> dict[str, Any]:
+        """Milliseconds of each phase of the start; device_stages is a dict of them."""
         return self._native.phases
 
     def tokenize(
@@ -228,9 +239,13 @@ class Engine:
         parse_special: bool = True,
         literal_spans: Sequence[tuple[int, int]] = (),
         add_bos: bool | None = None,
+        constraint: tuple[str, Any] | None = None,
         **options: Any,
     ) -> Generation:
         """Check a generate request and ready it; nothing runs before its first step.
+
+        constraint: what the output must be: ("json_schema", schema), ("regex", pattern) or
+        ("lark", grammar); needs the llguidance package.
 
         options, with their defaults: max_tokens 32, temperature 0 (greedy), top_k 0, top_p 1,
         min_p 0, seed None (drawn, and told), repetition_penalty 1, frequency_penalty 0,
@@ -243,16 +258,21 @@ class Engine:
                 prompt, parse_special=parse_special, literal_spans=literal_spans, add_bos=add_bos
             )
             prompt, literal_spans = None, ()
-        return Generation(
-            self._native.generate(
-                prompt,
-                prompt_token_ids=prompt_token_ids,
-                parse_special=parse_special,
-                literal_spans=literal_spans,
-                add_bos=add_bos,
-                **options,
-            )
+        native = self._native.generate(
+            prompt,
+            prompt_token_ids=prompt_token_ids,
+            parse_special=parse_special,
+            literal_spans=literal_spans,
+            add_bos=add_bos,
+            **options,
         )
+        if constraint is None:
+            return Generation(native)
+        if self._grammars is None:
+            from .constraint import Grammars
+
+            self._grammars = Grammars(self._native)
+        return Generation(self._grammars.constrain(native, *constraint))
 
     def score(
         self,

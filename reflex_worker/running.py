@@ -9,10 +9,13 @@ from typing import Any
 
 from reflex_protocol.messages import (
     CandidateScore,
+    Constraint,
     ErrorFinal,
     GenerateFinal,
+    JsonSchemaConstraint,
     ModelSummary,
     ProgressEvent,
+    RegexConstraint,
     Request,
     ScoreFinal,
     TokenEvent,
@@ -113,8 +116,17 @@ def _generate(engine: Any, r: Request) -> Any:
         prompt_logprobs=r.prompt_logprobs,
         skip_special=r.skip_special,
         timeout_ms=r.timeout_ms,
+        constraint=_constraint(r.constraint) if r.constraint else None,
         **drawn,
     )
+
+
+def _constraint(c: Constraint) -> tuple[str, Any]:
+    if isinstance(c, JsonSchemaConstraint):
+        return "json_schema", c.schema
+    if isinstance(c, RegexConstraint):
+        return "regex", c.pattern
+    return "lark", c.grammar
 
 
 def _score(engine: Any, r: Request) -> Any:

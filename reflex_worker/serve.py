@@ -26,8 +26,8 @@ EXIT_NOBODY_READS = 1
 class ServeOptions:
     """What a worker is started with. A plain class: dataclasses alone cost as much as the core.
 
-    model: a GGUF file, or None to wait for a `load` line. device, threads, ctx, exact, isa: as of
-    `api.Engine`. mode, busy: of the Unix socket. state_dir: not supported yet. make_engine: how a
+    model: a GGUF file, or None to wait for a `load` line. device, threads, ctx, exact, isa, load_mode:
+    as of `api.Engine`. mode, busy: of the Unix socket. state_dir: not supported yet. make_engine: how a
     path becomes an engine (tests).
     """
 
@@ -40,6 +40,7 @@ class ServeOptions:
         ctx: int = 0,
         exact: bool = False,
         isa: str = "",
+        load_mode: str = "",
         max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
         mode: int = DEFAULT_SOCKET_MODE,
         busy: bool = False,
@@ -52,6 +53,7 @@ class ServeOptions:
         self.ctx = ctx
         self.exact = exact
         self.isa = isa
+        self.load_mode = load_mode
         self.max_line_bytes = max_line_bytes
         self.mode = mode
         self.busy = busy
@@ -69,6 +71,7 @@ class ServeOptions:
             ctx=self.ctx,
             exact=self.exact,
             isa=self.isa,
+            load_mode=self.load_mode,
         )
 
     def check(self) -> None:
@@ -170,7 +173,7 @@ def announce(tag: str, facts: dict[str, Any], engine: Any) -> None:
         info, phases = engine.info, engine.phases
         line.update((key, info[key]) for key in ("architecture", "device", "n_ctx"))
         line["model"] = info["path"]
-        line.update((f"{key}_ms", value) for key, value in phases.items())
+        line.update((f"{k}_ms", ms) for k, ms in phases.items() if isinstance(ms, (int, float)))
     try:
         posix.write(2, result_line(tag, line, False).encode("utf-8", "surrogateescape"))
     except OSError:

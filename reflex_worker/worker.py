@@ -7,6 +7,7 @@ leaves. Knows nothing of descriptors, signals, threads or clocks.
 
 from __future__ import annotations
 
+import importlib.util
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,7 @@ READ_AHEAD_BYTES = 1 << 20
 # What a waiting line costs beyond its own bytes, so that a million short ones are bounded too.
 WAITING_LINE_BYTES = 512
 
+# `constraint` is among them only where the package that it needs is installed.
 CAPABILITIES = [
     "generate",
     "system1",
@@ -367,7 +369,7 @@ class Worker:
         return HelloAnswer(
             id=message.id,
             server=f"reflex {__version__}",
-            capabilities=CAPABILITIES,
+            capabilities=_capabilities(),
             limits=limits,
             model=model,
             state=self._state(),
@@ -387,6 +389,11 @@ class Worker:
             self._output.append(encode(message))
 
 
+def _capabilities() -> list[str]:
+    can_constrain = importlib.util.find_spec("llguidance") is not None
+    return [*CAPABILITIES, "constraint"] if can_constrain else CAPABILITIES
+
+
 def _error(line_id: str | None, kind: str, text: str) -> ErrorFinal:
     return ErrorFinal(id=line_id, error=text, error_kind=kind)
 
@@ -398,7 +405,7 @@ def _shutting_down(line_id: str | None) -> ErrorFinal:
 def _unsupported(message: ClientMessage) -> Problem | None:
     """What the protocol has and this worker does not."""
     if isinstance(message, Request):
-        for field in ("constraint", "import_kv", "export_kv"):
+        for field in ("import_kv", "export_kv"):
             if getattr(message, field) is not None:
                 return Problem("unsupported", f"{field}: expected null, this worker cannot do it yet")
     if isinstance(message, Load) and message.lora:

@@ -311,7 +311,7 @@ class InfoAnswer(FromWorker, kw_only=True, tag_field="event", tag="info"):
     id: str | None = None
     model: dict[str, Any]
     special_tokens: dict[str, Any]
-    phases: dict[str, float] = {}
+    phases: dict[str, Any] = {}
 
 
 class Pong(FromWorker, kw_only=True, tag_field="event", tag="pong"):
@@ -335,11 +335,11 @@ class DetokenizeAnswer(FromWorker, kw_only=True, tag_field="event", tag="detoken
 
 
 class Loaded(FromWorker, kw_only=True, tag_field="event", tag="loaded"):
-    """The model is ready; `phases` are milliseconds."""
+    """The model is ready; `phases` are milliseconds, some of them grouped."""
 
     id: str | None = None
     model: ModelSummary
-    phases: dict[str, float] = {}
+    phases: dict[str, Any] = {}
 
 
 AnyFinal: TypeAlias = GenerateFinal | ScoreFinal | ErrorFinal

@@ -1,10 +1,22 @@
 """Golden examples, both ways: what a line means, and how the meaning is written."""
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 from reflex_protocol import LineError, check, codec, decode_answer, decode_line, encode, messages
 
-from .golden import examples, line_of
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def examples(name):
+    with open(GOLDEN / name, encoding="utf-8") as f:
+        return [pytest.param(e, id=e["note"].replace(" ", "_")) for e in map(json.loads, f)]
+
+
+def line_of(example):
+    return bytes.fromhex(example["hex"]) if "hex" in example else example["line"].encode()
 
 
 @pytest.mark.parametrize("example", examples("to_worker.jsonl"))
