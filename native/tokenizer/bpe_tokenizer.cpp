@@ -79,7 +79,10 @@ class Merges {
   /// id_minus_rank: where to look first for the token that a merge makes. A wrong guess costs
   /// the index from spelling to id, no more.
   Merges(const gguf::ArrayView& array, const Vocabulary& vocabulary, int32_t id_minus_rank)
-      : vocabulary_(vocabulary), id_minus_rank_(id_minus_rank), list_(array), index_(list_) {
+      : vocabulary_(vocabulary),
+        id_minus_rank_(id_minus_rank),
+        index_(string_count(array)),
+        list_(array, [this](int32_t i, std::string_view s) { index_.add(i, s); }) {
     cache_.reset(
         static_cast<Entry*>(std::calloc(kCacheSize, sizeof(Entry))));  // zero pages, touched as needed
     if (!cache_) throw std::bad_alloc();
@@ -97,7 +100,7 @@ class Merges {
     const std::string_view a = vocabulary_.spelling(left), b = vocabulary_.spelling(right);
     if (a.size() + 1 + b.size() > list_.longest()) return {};
     joined_.assign(a).append(1, ' ').append(b);
-    const int32_t rank = index_.find(joined_);
+    const int32_t rank = index_.find(joined_, list_);
     if (rank < 0) return {};
     joined_.erase(a.size(), 1);
     const int32_t id = token_of(rank);
@@ -132,8 +135,8 @@ class Merges {
 
   const Vocabulary& vocabulary_;
   const int64_t id_minus_rank_;
-  StringList list_;
   StringIndex index_;
+  StringList list_;
   std::unique_ptr<Entry[], Free> cache_;
   std::string joined_;
 };
@@ -224,10 +227,8 @@ class BpeTokenizer final : public BaseTokenizer {
   int32_t find_byte_tokens() {
     byte_token_.fill(-1);
     int32_t leading = 0;
-    for (int32_t id = 0; id < size(); ++id) {
-      const std::string_view spelling = vocabulary().spelling(id);
-      if (spelling.size() > 2) continue;
-      const int byte = byte_of(spelling);
+    for (const int32_t id : vocabulary().shortest()) {
+      const int byte = byte_of(vocabulary().spelling(id));
       if (byte < 0 || is_control(id)) continue;
       byte_token_[byte] = id;
       if (id == leading) ++leading;

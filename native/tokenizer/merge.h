@@ -85,7 +85,9 @@ class Merger {
   void merge_long(uint32_t end, Lookup& lookup) {
     const uint32_t n = static_cast<uint32_t>(symbols.size());
     std::vector<Node> nodes(n);
-    std::vector<uint64_t> heap;  // priority << 32 | place, smallest first; stale ones are skipped
+    // Entries are priority << 32 | place; the smallest goes first, stale ones are skipped. The
+    // word's own pairs are sorted once; those that arise from merges go through a heap.
+    std::vector<uint64_t> sorted, heap;
     const auto look = [&](uint32_t i) {
       ++steps_;
       const uint32_t j = nodes[i].next;
@@ -103,18 +105,23 @@ class Merger {
       nodes[i].next = i + 1 == n ? kEnd : i + 1;
     }
     for (uint32_t i = 0; i < n; ++i)
-      if (look(i)) heap.push_back(entry(i));
-    std::make_heap(heap.begin(), heap.end(), std::greater<>());
+      if (look(i)) sorted.push_back(entry(i));
+    std::sort(sorted.begin(), sorted.end());
     const auto push = [&](uint32_t i) {
       if (!look(i)) return;
       heap.push_back(entry(i));
       std::push_heap(heap.begin(), heap.end(), std::greater<>());
     };
-    while (!heap.empty()) {
+    for (size_t next = 0; next < sorted.size() || !heap.empty();) {
       ++steps_;
-      const uint64_t top = heap.front();
-      std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-      heap.pop_back();
+      uint64_t top;
+      if (heap.empty() || (next < sorted.size() && sorted[next] < heap.front())) {
+        top = sorted[next++];
+      } else {
+        top = heap.front();
+        std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+        heap.pop_back();
+      }
       const uint32_t i = static_cast<uint32_t>(top);
       if (nodes[i].pair.priority != static_cast<uint32_t>(top >> 32)) continue;
       symbols[i].id = nodes[i].pair.id;

@@ -1,5 +1,6 @@
 #include "tokenizer/string_list.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -27,9 +28,9 @@ uint64_t load(const char* p) {
   return word;
 }
 
-constexpr uint32_t kMinSlots = 16;
-// Mean slots looked at per insertion; a sound hash needs about two at most.
-constexpr uint64_t kMaxMeanProbes = 64;
+constexpr uint32_t kMinHeads = 16;
+// Strings looked at in one chain; a sound hash makes chains of ten at most.
+constexpr int kMaxChain = 1000;
 
 }  // namespace
 
@@ -54,66 +55,60 @@ uint64_t string_hash(std::string_view s) {
   return fold(a ^ kMix0, b ^ seed);
 }
 
-StringList::StringList(const gguf::ArrayView& array) {
+int32_t string_count(const gguf::ArrayView& array) {
   if (array.type != gguf::ValueType::string)
     fail(ErrorKind::tokenizer, "%.*s: expected an array of strings, found one of %s",
          static_cast<int>(array.key.size()), array.key.data(), gguf::value_type_name(array.type));
   // Every string has a length of 8 bytes before it, so this bounds the count as well.
   const uint64_t bytes = static_cast<uint64_t>(array.end - array.data);
-  if (bytes > std::numeric_limits<uint32_t>::max() - kLengthBytes || array.count > bytes / kLengthBytes)
+  if (bytes > std::numeric_limits<uint32_t>::max() || array.count > bytes / sizeof(uint64_t))
     fail(ErrorKind::tokenizer, "%.*s: %llu strings in %llu bytes, expected less than 4 GiB",
          static_cast<int>(array.key.size()), array.key.data(), static_cast<unsigned long long>(array.count),
          static_cast<unsigned long long>(bytes));
-  base_ = reinterpret_cast<const char*>(array.data);
-  count_ = static_cast<int32_t>(array.count);
-  begin_ = std::make_unique_for_overwrite<uint32_t[]>(array.count + 1);
-  begin_[0] = kLengthBytes;
-  array.each_string([this](uint64_t i, std::string_view s) {
-    begin_[i + 1] = begin_[i] + static_cast<uint32_t>(s.size()) + kLengthBytes;
-    if (s.size() > longest_) longest_ = s.size();
-  });
+  return static_cast<int32_t>(array.count);
+}
+
+std::string_view StringList::operator[](int32_t i) const {
+  const std::byte* p = array_.data + begins_[static_cast<size_t>(i / kStride)];
+  for (int32_t left = i % kStride;; --left) {
+    // Lengths were checked when the file was parsed and are checked again: the mapping is
+    // shared, and somebody may have rewritten the file since.
+    uint64_t n = 0;
+    const uint64_t room = static_cast<uint64_t>(array_.end - p);
+    if (room >= kLengthBytes) std::memcpy(&n, p, kLengthBytes);
+    if (room < kLengthBytes || n > room - kLengthBytes)
+      fail(ErrorKind::tokenizer, "%.*s[%d]: the file was changed after it was opened",
+           static_cast<int>(array_.key.size()), array_.key.data(), i);
+    p += kLengthBytes;
+    if (left == 0) return {reinterpret_cast<const char*>(p), n};
+    p += n;
+  }
 }
 
 void StringIndex::Free::operator()(uint32_t* p) const { std::free(p); }
 
-StringIndex::StringIndex(const StringList& list) : list_(list) {
-  const uint32_t n = static_cast<uint32_t>(list.size());
-  const uint32_t wanted = n + n / 2 + n / 8;  // at most 0.62 full
-  const uint32_t slots = std::bit_ceil(wanted < kMinSlots ? kMinSlots : wanted);
-  mask_ = slots - 1;
-  index_bits_ = std::bit_width(n) ? std::bit_width(n) : 1;
-  // calloc: zero pages, touched as needed.
-  slots_.reset(static_cast<uint32_t*>(std::calloc(slots, sizeof(uint32_t))));
-  if (!slots_) throw std::bad_alloc();
-  uint64_t probes_left = (n + kMinSlots) * kMaxMeanProbes;
-  for (int32_t i = 0; i < list.size(); ++i) add(i, probes_left);
+StringIndex::StringIndex(int32_t size) {
+  const uint32_t n = static_cast<uint32_t>(size);
+  const uint32_t heads = std::bit_ceil(std::max(n / 4 * 3, kMinHeads));  // chains of one, on average
+  mask_ = heads - 1;
+  index_mask_ = std::bit_ceil(n + 1) - 1;
+  heads_.reset(static_cast<uint32_t*>(std::calloc(heads, sizeof(uint32_t))));  // pages come zeroed
+  if (!heads_) throw std::bad_alloc();
+  links_ = std::make_unique_for_overwrite<uint32_t[]>(n);
 }
 
-void StringIndex::add(int32_t i, uint64_t& probes_left) {
-  const std::string_view s = list_[i];
+int32_t StringIndex::find(std::string_view s, const StringList& list) const {
   const uint64_t hash = string_hash(s);
-  const uint32_t tag = static_cast<uint32_t>(hash >> 32) >> index_bits_ << index_bits_;
-  const uint32_t index_mask = (1u << index_bits_) - 1;
-  uint32_t at = static_cast<uint32_t>(hash) & mask_;
-  while (const uint32_t slot = slots_[at]) {
-    if (((slot ^ tag) & ~index_mask) == 0 && list_[static_cast<int32_t>(slot & index_mask) - 1] == s) break;
-    at = (at + 1) & mask_;
-    if (--probes_left == 0)
-      fail(ErrorKind::tokenizer, "the vocabulary's strings collide in their hashes, up to '%.*s' at index %d",
-           static_cast<int>(s.size() < 64 ? s.size() : 64), s.data(), i);
-  }
-  slots_[at] = tag | (static_cast<uint32_t>(i) + 1);
-}
-
-int32_t StringIndex::find(std::string_view s) const {
-  const uint64_t hash = string_hash(s);
-  const uint32_t tag = static_cast<uint32_t>(hash >> 32) >> index_bits_ << index_bits_;
-  const uint32_t index_mask = (1u << index_bits_) - 1;
-  for (uint32_t at = static_cast<uint32_t>(hash) & mask_; const uint32_t slot = slots_[at];
-       at = (at + 1) & mask_) {
-    if (((slot ^ tag) & ~index_mask) != 0) continue;
-    const int32_t i = static_cast<int32_t>(slot & index_mask) - 1;
-    if (list_[i] == s) return i;
+  const uint32_t tag = static_cast<uint32_t>(hash >> 32) & ~index_mask_;
+  uint32_t at = heads_[static_cast<uint32_t>(hash) & mask_];
+  for (int looked = 0; at != 0; ++looked) {
+    if (looked == kMaxChain)
+      fail(ErrorKind::tokenizer, "%d strings of the vocabulary share the hash of '%.*s'", looked,
+           static_cast<int>(std::min<size_t>(s.size(), 64)), s.data());
+    const int32_t i = static_cast<int32_t>(at) - 1;
+    const uint32_t link = links_[i];
+    if ((link & ~index_mask_) == tag && list[i] == s) return i;
+    at = link & index_mask_;
   }
   return -1;
 }

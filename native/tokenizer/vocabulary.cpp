@@ -20,37 +20,43 @@ const gguf::ArrayView& require_tokens(const gguf::File& file) {
 
 }  // namespace
 
-Vocabulary::Vocabulary(const gguf::File& file) : tokens_(require_tokens(file)) {
-  if (const gguf::ArrayView* types = file.get_array(kTypes)) read_types(*types);
-  for (int32_t id = 0; id < static_cast<int32_t>(types_.size()); ++id) {
-    const TokenType t = types_[id];
+Vocabulary::Vocabulary(const gguf::File& file)
+    : tokens_(require_tokens(file),
+              [this](int32_t id, std::string_view s) {
+                if (s.size() - 1 < 2) shortest_.push_back(id);
+              }),
+      types_(file.get_array(kTypes)) {
+  if (!types_) return;
+  if (types_->count != static_cast<uint64_t>(size()))
+    fail(ErrorKind::tokenizer, "%s: expected one type for each of %d tokens, found %llu", kTypes, size(),
+         static_cast<unsigned long long>(types_->count));
+  for (int32_t id = 0; id < size(); ++id) {
+    const TokenType t = type(id);
     if ((t == TokenType::control || t == TokenType::user_defined) && !spelling(id).empty())
       marked_.push_back(id);
   }
 }
 
-void Vocabulary::read_types(const gguf::ArrayView& types) {
-  if (types.count != static_cast<uint64_t>(size()))
-    fail(ErrorKind::tokenizer, "%s: expected one type for each of %d tokens, found %llu", kTypes, size(),
-         static_cast<unsigned long long>(types.count));
-  types_.resize(types.count);
-  const auto known = [](int64_t t) {
-    return t >= 0 && t <= kLastType ? static_cast<TokenType>(t) : TokenType::undefined;
-  };
-  if (types.type == gguf::ValueType::i32 || types.type == gguf::ValueType::u32) {  // as every file has it
-    for (size_t i = 0; i < types_.size(); ++i) {
-      int32_t t;
-      std::memcpy(&t, types.data + i * sizeof(t), sizeof(t));
-      types_[i] = known(t);
-    }
+TokenType Vocabulary::type(int32_t id) const {
+  if (!types_) return TokenType::normal;
+  int64_t t;
+  if (types_->type == gguf::ValueType::i32) {  // as every file has it
+    int32_t value;
+    std::memcpy(&value, types_->data + static_cast<size_t>(id) * sizeof(value), sizeof(value));
+    t = value;
   } else {
-    for (size_t i = 0; i < types_.size(); ++i) types_[i] = known(types.as_int(i));
+    t = types_->as_int(static_cast<uint64_t>(id));
   }
+  return t >= 0 && t <= kLastType ? static_cast<TokenType>(t) : TokenType::undefined;
 }
 
 int32_t Vocabulary::find(std::string_view spelling) const {
-  std::call_once(index_once_, [this] { index_ = std::make_unique<StringIndex>(tokens_); });
-  return index_->find(spelling);
+  std::call_once(index_once_, [this] {
+    auto index = std::make_unique<StringIndex>(size());
+    tokens_.each([&](int32_t id, std::string_view s) { index->add(id, s); });
+    index_ = std::move(index);
+  });
+  return index_->find(spelling, tokens_);
 }
 
 int byte_of_spelling(std::string_view spelling) {

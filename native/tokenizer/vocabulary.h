@@ -19,19 +19,20 @@ class Vocabulary {
 
   int32_t size() const { return tokens_.size(); }
   std::string_view spelling(int32_t id) const { return tokens_[id]; }
-  TokenType type(int32_t id) const { return types_.empty() ? TokenType::normal : types_[id]; }
+  TokenType type(int32_t id) const;
   size_t longest() const { return tokens_.longest(); }
   /// The last token spelled so; -1 when there is none. The first call builds the index; calls
   /// from several threads are fine.
   int32_t find(std::string_view spelling) const;
   /// Ids of the control and user-defined tokens that have a spelling, ascending.
   const std::vector<int32_t>& marked() const { return marked_; }
+  /// Ids of the tokens spelled with one or two bytes, ascending.
+  const std::vector<int32_t>& shortest() const { return shortest_; }
 
  private:
-  void read_types(const gguf::ArrayView& types);
+  std::vector<int32_t> marked_, shortest_;
   StringList tokens_;
-  std::vector<TokenType> types_;  // (size), or empty where the file has none: all normal
-  std::vector<int32_t> marked_;
+  const gguf::ArrayView* types_;  // (size), or nullptr where the file has none: all normal
   mutable std::once_flag index_once_;
   mutable std::unique_ptr<StringIndex> index_;
 };
