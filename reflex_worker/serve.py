@@ -129,7 +129,23 @@ def _begin(options: ServeOptions) -> Loader:
     loader = Loader(options.make_engine)
     if options.model is not None:
         loader.start(options.model)
+    import_msgspec()
     return loader
+
+
+def import_msgspec() -> None:
+    """msgspec takes typing_extensions where that is installed, and with it inspect, ast and more:
+    half of its import. It does as well without, so for this one import there is none."""
+    import sys
+
+    if "msgspec" in sys.modules or "typing_extensions" in sys.modules:
+        return
+    modules: dict[str, Any] = sys.modules
+    modules["typing_extensions"] = None
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        del modules["typing_extensions"]
 
 
 def _assemble(

@@ -7,9 +7,9 @@ that lasts.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
-import threading
 from collections.abc import Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -28,7 +28,7 @@ class Watch:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda _number, _frame: None)
-        threading.Thread(target=self._run, daemon=True).start()
+        _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
         self._next()

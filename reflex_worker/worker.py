@@ -7,7 +7,6 @@ leaves. Knows nothing of descriptors, signals, threads or clocks.
 
 from __future__ import annotations
 
-import importlib.util
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -390,6 +389,8 @@ class Worker:
 
 
 def _capabilities() -> list[str]:
+    import importlib.util
+
     can_constrain = importlib.util.find_spec("llguidance") is not None
     return [*CAPABILITIES, "constraint"] if can_constrain else CAPABILITIES
 

@@ -126,17 +126,17 @@ _EVENT: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     name: msgspec.json.Decoder(cls) for name, cls in EVENT_TYPES.items()
 }
 
-_JSON_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-_KEY: Final = re.compile(rb"[ \t\r\n]*(" + _JSON_STRING + rb")[ \t\r\n]*:[ \t\r\n]*", re.DOTALL)
-_AFTER_VALUE: Final = re.compile(rb"[ \t\r\n]*([,}])")
-_LEADING_ID: Final = re.compile(
-    rb'[ \t\r\n]*\{[ \t\r\n]*"id"[ \t\r\n]*:[ \t\r\n]*(' + _JSON_STRING + rb")", re.DOTALL
-)
+# Patterns are compiled when the first bad line needs them: a worker's start is counted in
+# milliseconds, and most workers never see one.
+_LEADING_ID: Final = rb'[ \t\r\n]*\{[ \t\r\n]*"id"[ \t\r\n]*:[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")'
+_SURROGATE: Final = rb"\\u[dD][89a-fA-F]"
+_PATH: Final = r" - at `(key` in `)?\$\.?([^`]*)`$"
+_NAMED: Final = r"Object (contains unknown|missing required) field `(.*)`"
 
 
 def leading_id(line: bytes) -> str | None:
     """The id of a line that could not be decoded, where it is the line's first field."""
-    match = _LEADING_ID.match(line[:KEPT_PREFIX_BYTES])
+    match = re.compile(_LEADING_ID, re.DOTALL).match(line[:KEPT_PREFIX_BYTES])
     return _read_id(match[1]) if match else None
 
 
@@ -220,31 +220,39 @@ def _read_id(raw: bytes | Raw) -> str | None:
         return None
 
 
+_SPACE: Final = b" \t\r\n"
+_END: Final = ord("}")
+_AFTER_VALUE: Final = b",}"
+
+
+def _skip_space(line: bytes, at: int) -> int:
+    """The first offset from `at` on that is no space; there is one."""
+    while line[at] in _SPACE:
+        piece = line[at : at + KEPT_PREFIX_BYTES]
+        at += len(piece) - len(piece.lstrip(_SPACE))
+    return at
+
+
 def _duplicate(line: bytes, fields: Fields) -> str | None:
     """The first field that the object has twice. The decoder kept the last value of each, so walking
-    the text and finding another value, or a field a second time, tells."""
-    if not fields:
-        return None
+    the text and finding another value, or a field a second time, tells. The line has been decoded:
+    it is valid JSON and its fields have names that contain no quote."""
     seen: set[str] = set()
-    at = line.index(b"{") + 1
-    while True:
-        match = _KEY.match(line, at)
-        if match is None:
-            return None  # not reachable for text that the decoder took
-        key = _STRING.decode(match[1])
+    at = _skip_space(line, line.index(b"{") + 1)
+    while line[at] != _END:
+        after_key = line.index(b'"', at + 1) + 1
+        key = _STRING.decode(line[at:after_key])
+        at = _skip_space(line, line.index(b":", after_key) + 1)
         value = bytes(fields[key])
-        if key in seen or not line.startswith(value, match.end()):
+        if key in seen or not line.startswith(value, at):
             return key
         seen.add(key)
-        after = _AFTER_VALUE.match(line, match.end() + len(value))
-        if after is None:
+        at = _skip_space(line, at + len(value))
+        if line[at] not in _AFTER_VALUE:
             return key
-        if after[1] == b"}":
-            return None
-        at = after.end()
-
-
-_PATH: Final = re.compile(r" - at `(key` in `)?\$\.?([^`]*)`$")
+        if line[at] != _END:
+            at = _skip_space(line, at + 1)
+    return None
 
 
 # What msgspec does not list when a word is none of those expected, by field.
@@ -258,17 +266,16 @@ _CHOICES: Final = {
 def _explain(error: Exception) -> str:
     """msgspec's message as `field: expected ..., found ...`."""
     text = str(error)
-    match = _PATH.search(text)
+    match = re.search(_PATH, text)
     where = ""
     if match:
         text = text[: match.start()]
         where = match[2] + (": a key" if match[1] else "")
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL)
-    missing = re.fullmatch(r"Object missing required field `(.*)`", text, re.DOTALL)
-    if unknown or missing:
-        name = (unknown or missing)[1]  # type: ignore[index]
-        path = f"{where}.{name}" if where else name
-        return f"{path}: unknown field" if unknown else f"{path}: expected a value, found none"
+    named = re.fullmatch(_NAMED, text, re.DOTALL)
+    if named:
+        path = f"{where}.{named[2]}" if where else named[2]
+        what = "unknown field" if named[1] == "contains unknown" else "expected a value, found none"
+        return f"{path}: {what}"
     text = text.replace("`", "").replace(", got ", ", found ")
     if text.startswith("Expected"):
         text = "e" + text[1:]
@@ -280,9 +287,6 @@ def _explain(error: Exception) -> str:
     return f"{where}: {text}" if where else text
 
 
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-
-
 def _syntax(line: bytes, error: Exception) -> str:
     """Why a line is not JSON."""
     if isinstance(error, RecursionError):
@@ -291,7 +295,7 @@ def _syntax(line: bytes, error: Exception) -> str:
         line.decode("utf-8")
     except UnicodeDecodeError as e:
         return f"expected UTF-8, found byte 0x{line[e.start]:02x} at offset {e.start}"
-    if _SURROGATE.search(line) and "malformed" not in str(error):
+    if re.search(_SURROGATE, line) and "malformed" not in str(error):
         return "expected Unicode text, found half of a surrogate pair (\\ud800 to \\udfff) by itself"
     text = str(error).removeprefix("JSON is malformed: ")
     return f"not JSON: {text[:1].lower()}{text[1:]}"
