@@ -13,22 +13,6 @@ std::string shape_text(const uint64_t* ne, uint32_t n_dims) {
   return s + "]";
 }
 
-// Integers, doubles and the two activation-only formats are no weights to multiply with.
-bool holds_weights(GgmlType type) {
-  switch (type) {
-    case GgmlType::I8:
-    case GgmlType::I16:
-    case GgmlType::I32:
-    case GgmlType::I64:
-    case GgmlType::F64:
-    case GgmlType::Q8_1:
-    case GgmlType::Q8_K:
-      return false;
-    default:
-      return true;
-  }
-}
-
 const gguf::TensorInfo& require(const gguf::File& file, const std::string& name, int64_t n_in,
                                 int64_t n_out) {
   const gguf::TensorInfo* t = file.find_tensor(name);
@@ -38,7 +22,7 @@ const gguf::TensorInfo& require(const gguf::File& file, const std::string& name,
   if (t->ne[0] != want[0] || t->ne[1] != want[1] || t->ne[2] != 1 || t->ne[3] != 1)
     fail(ErrorKind::gguf, "tensor '%s': expected shape %s, found %s", name.c_str(), expected.c_str(),
          shape_text(t->ne, t->n_dims).c_str());
-  if (!holds_weights(t->type))
+  if (type_info(t->type).kind == TypeKind::other)
     fail(ErrorKind::unsupported, "tensor '%s': type %s holds no weights that can be computed with",
          name.c_str(), type_info(t->type).name);
   return *t;
