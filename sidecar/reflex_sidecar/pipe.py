@@ -214,7 +214,8 @@ class WorkerPipe:
         if not self._conversation.open[1:]:
             # Its silence counts from when it had something to answer.
             self.last_heard = self._loop.time()
-        self._stdin.write(line)
+        if not self._stdin.is_closing():  # else it is ending, and whoever waits is about to hear so
+            self._stdin.write(line)
         if exchange is None:
             return None
         answer = self._answers[exchange.id] = Answer(exchange)

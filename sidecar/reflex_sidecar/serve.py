@@ -102,7 +102,7 @@ class _Server:
         finally:
             readying.cancel()
             stopping.cancel()
-            services.renderer.close()
+            await services.renderer.close()
             server.should_exit = True
             await asyncio.wait({serving}, timeout=5)
             supervising.cancel()
@@ -147,7 +147,8 @@ class _Server:
         deadline = time.monotonic() + services.options.drain_timeout_s
         while services.active and time.monotonic() < deadline and not self._server.force_exit:
             await asyncio.sleep(_DRAIN_POLL_S)
-        await services.supervisor.leave()
+        # Whoever is still there has been waited for long enough.
+        await services.supervisor.leave(now=services.active > 0)
 
     def _worker_failed(self, why: BaseException | None) -> int:
         if isinstance(why, WorkerFailed):

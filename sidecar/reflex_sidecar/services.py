@@ -56,6 +56,11 @@ class Services:
         """OpenAI's system_fingerprint: what answers would change with."""
         return f"reflex-{self.facts.architecture or 'none'}"
 
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.supervisor.state == "ready" and not self.draining
+
     def not_ready(self) -> ApiError:
         """Why there is no worker for a request now."""
         if self.draining or self.supervisor.state == "draining":

@@ -162,14 +162,17 @@ class Supervisor:
             if self._pipe is not None:
                 self._pipe.kill()
 
-    async def leave(self) -> None:
-        """Let the worker finish what it has been sent and end it."""
+    async def leave(self, *, now: bool = False) -> None:
+        """End the worker: when it has answered what it has been sent, or now."""
         self._leaving = True
         self._set("draining")
         pipe = self._pipe
         if pipe is None:
             return
-        pipe.shutdown("drain")
+        if now:
+            pipe.kill()
+        else:
+            pipe.shutdown("drain")
         done, _ = await asyncio.wait([pipe.ended], timeout=SHUTDOWN_GRACE_S)
         if not done:
             pipe.kill()
@@ -232,21 +235,22 @@ class Supervisor:
     async def _watch(self, pipe: WorkerPipe) -> None:
         """Ping a worker that is silent with work in hand; kill one that does not answer."""
         loop = asyncio.get_running_loop()
+        patience = self._plan.stuck_timeout_s
         ping: Answer | None = None
+        pinged_at = 0.0
         while not pipe.ended.done():
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await asyncio.sleep(min(WATCH_INTERVAL_S, patience / 4))
             if self.state == "loading" or not pipe.open_exchanges:
                 continue
-            silent = loop.time() - pipe.last_heard
-            if silent >= self._plan.stuck_timeout_s:
-                self._log(f"worker: silent for {silent:.0f} s, pings too: stuck, killing it")
-                pipe.kill()
-                return
-            if silent >= min(PING_AFTER_S, self._plan.stuck_timeout_s / 2) and (
-                ping is None or ping.exchange.done
-            ):
+            if ping is not None and not ping.exchange.done:
+                waited = loop.time() - pinged_at
+                if waited >= patience:
+                    self._log(f"worker: it has not answered a ping for {waited:.0f} s: stuck, killing it")
+                    pipe.kill()
+                    return
+            elif loop.time() - pipe.last_heard >= min(PING_AFTER_S, patience / 2):
                 try:
-                    ping = pipe.send(Ping())
+                    ping, pinged_at = pipe.send(Ping()), loop.time()
                 except ProtocolError:
                     return  # it is ending
 

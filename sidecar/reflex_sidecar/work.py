@@ -52,7 +52,7 @@ class Job:
 
     async def __aenter__(self) -> Job:
         services = self._services
-        if services.supervisor.state != "ready":
+        if not services.ready:
             raise services.not_ready()
         try:
             await self._stack.enter_async_context(services.turns.turn(self._left()))

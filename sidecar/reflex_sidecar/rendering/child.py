@@ -32,6 +32,7 @@ LENGTH: Final = struct.Struct(">I")
 MIB: Final = 1 << 20
 # Put after the text to be continued; the prompt ends where it came to stand. (As transformers does.)
 CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 # Touches what Jinja and json import late, while files can still be opened.
 WARM_UP: Final = (
     "{% set ns = namespace(a=1) %}{% for m in messages %}{{ m.content | trim }}{{ m | tojson(indent=2) }}"
@@ -66,7 +67,7 @@ class TemplateRenderer:
         """
         self._clock.tick()
         first: Exception | None = None
-        for messages in _spellings_of(job["messages"]):
+        for messages in _spellings_of(_alias_reasoning(job["messages"])):
             try:
                 return self._render(messages, job)
             except (Failed, MemoryError):
@@ -82,7 +83,7 @@ class TemplateRenderer:
         others = [job.get("tools"), job.get("documents"), job.get("kwargs") or {}]
         prompt = self._once(messages, others, job)
         spans: list[tuple[int, int]] = []
-        if any_spelled(messages, others, self._spellings):
+        if any_spelled(messages, others, self._spellings) and self._spellings.find(prompt):
             try:
                 marks = choose_marks(messages, others)
                 marked = self._once(*mark(messages, others, self._spellings, marks), job)
@@ -111,6 +112,18 @@ class TemplateRenderer:
         if len(text) > job["max_chars"]:
             raise Failed("too_long", f"expected at most {job['max_chars']} characters, found {len(text)}")
         return text
+
+
+def _alias_reasoning(messages: list[Any]) -> list[Any]:
+    """Reasoning under the two names that templates read (as transformers does)."""
+    out = []
+    for message in messages:
+        if isinstance(message, dict):
+            reasoning = next((message[k] for k in _REASONING if message.get(k) is not None), None)
+            if reasoning is not None:
+                message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        out.append(message)
+    return out
 
 
 def _spellings_of(messages: list[Any]) -> list[list[Any]]:

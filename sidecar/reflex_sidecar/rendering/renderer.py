@@ -24,7 +24,7 @@ _LENGTH: Final = struct.Struct(">I")
 REST_AFTER: Final = 3
 REST_SECONDS: Final = 60.0
 # Starting the process and compiling may take this much longer than a render.
-START_SECONDS: Final = 20.0
+START_SECONDS: Final = 10.0
 # A character of the prompt takes at most this many bytes in the answer (JSON escapes of control codes).
 _BYTES_PER_CHAR: Final = 6
 _FRAME_SLACK: Final = 1 << 20
@@ -62,6 +62,7 @@ class Renderer:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.WriteTransport | None = None
         self._reading: asyncio.BaseTransport | None = None
+        self._collecting: set[asyncio.Future[int]] = set()
         self._kills = 0
         self._resting_until = 0.0
         self.broken: str | None = None  # why the template is not used at all
@@ -136,12 +137,17 @@ class Renderer:
             return Rendered(answer["prompt"], [(a, b) for a, b in answer["spans"]])
         raise RenderFailed(answer["failed"], answer["message"])
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the process."""
-        for process in (self._process, self._spare):
-            if process is not None:
-                process.kill()
-        self._process = self._spare = None
+        self._end()
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.kill()
+            for pipe in (spare.stdin, spare.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._collect(spare)
+        await asyncio.gather(*self._collecting)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -205,5 +211,10 @@ class Renderer:
             if transport is not None:
                 transport.close()
         self._reading = self._writer = self._reader = None
-        # Dead within microseconds of the signal; the wait only collects it.
-        asyncio.get_running_loop().run_in_executor(None, process.wait)
+        self._collect(process)
+
+    def _collect(self, process: subprocess.Popen[bytes]) -> None:
+        """Reap a process that has been killed."""
+        reaped = asyncio.get_running_loop().run_in_executor(None, process.wait)
+        self._collecting.add(reaped)
+        reaped.add_done_callback(self._collecting.discard)

@@ -15,12 +15,11 @@ from ..web import Call, Reply, json_reply
 async def health(call: Call) -> Reply:
     """200 when requests are served, else 503; the page reads its figures here."""
     services = call.services
-    ready = services.supervisor.state == "ready" and not services.draining
-    body: dict[str, Any] = {"status": "ok" if ready else _state(services), **_details(services)}
-    if not ready:
+    body: dict[str, Any] = {"status": "ok" if services.ready else _state(services), **_details(services)}
+    if not services.ready:
         error = services.not_ready()
         body["error"] = {"message": error.message, "type": error.kind, "param": None, "code": error.code}
-    return json_reply(body, status=200 if ready else 503, headers={"cache-control": "no-store"})
+    return json_reply(body, status=200 if services.ready else 503, headers={"cache-control": "no-store"})
 
 
 async def probe(call: Call) -> Reply:

@@ -63,7 +63,7 @@ async def detokenize(call: Call) -> Reply:
 async def apply_template(call: Call) -> Reply:
     """POST /apply-template."""
     body = decode(call.body, TemplateBody)
-    if call.services.supervisor.state != "ready":
+    if not call.services.ready:
         raise call.services.not_ready()
     prompt = await chat_prompt(call.services, _spec(body))
     return json_reply(
