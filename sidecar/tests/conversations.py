@@ -74,7 +74,11 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "tool", "content": "sunny"},
         {"role": "user", "content": "Is that good?"},
     ],
-    [{"role": "user", "content": "Hi"}, SYSTEM, {"role": "user", "content": "A system message in the middle."}],
+    [
+        {"role": "user", "content": "Hi"},
+        SYSTEM,
+        {"role": "user", "content": "A system message in the middle."},
+    ],
     [SYSTEM, {"role": "system", "content": "And kind."}, {"role": "user", "content": "Two system messages."}],
     [{"role": "user", "content": str(i)} for i in range(5)],
     [
@@ -100,7 +104,10 @@ TOOLS: list[dict[str, Any]] = [
             },
         },
     },
-    {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+    },
 ]
 
 SETTINGS: list[dict[str, Any]] = [

@@ -73,8 +73,11 @@ SPLIT = re.compile("|".join(map(re.escape, SPECIAL)))
 def tokenize(text: str, parse_special: bool = True, spans: list[tuple[int, int]] | None = None) -> list[int]:
     ids: list[int] = []
     at = 0
+    literal = deque(sorted(spans or ()))
     for m in SPLIT.finditer(text) if parse_special else ():
-        if any(a < m.end() and m.start() < b for a, b in spans or ()):
+        while literal and literal[0][1] <= m.start():
+            literal.popleft()
+        if literal and literal[0][0] < m.end():
             continue
         ids += [*text[at : m.start()].encode(), SPECIAL[m[0]]]
         at = m.end()
@@ -281,7 +284,7 @@ class FakeWorker:
             if match is not None:
                 text = text[: text.index(match)]
                 break
-            sure = text[: len(text) - hold] if hold else text
+            sure = text[: max(0, len(text) - hold)]
             if m.stream:
                 line = TokenEvent(id=m.id, token_id=token, text=sure[streamed:])
                 streamed = max(streamed, len(sure))

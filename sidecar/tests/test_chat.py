@@ -107,11 +107,16 @@ def test_n_answers_one_after_another(server: Server):
 
 def test_content_parts_developer_role_and_tool_messages(server: Server):
     messages = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]},
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}],
+        },
         {"role": "user", "content": "x", "name": "Ann"},
     ]
     server.post("/v1/chat/completions", messages=messages)
-    assert last_request(server)["prompt"].startswith("<|im_start|>system\nBe\nbrief.<|im_end|>\n<|im_start|>user\nx")
+    assert last_request(server)["prompt"].startswith(
+        "<|im_start|>system\nBe\nbrief.<|im_end|>\n<|im_start|>user\nx"
+    )
 
 
 def test_control_tokens_in_content_stay_text(server: Server):
@@ -155,7 +160,12 @@ def test_log_probabilities(server: Server):
     content = choice["logprobs"]["content"]
     assert len(content) == 2 and all(len(e["top_logprobs"]) == 2 for e in content)
     assert all(set(e) == {"token", "logprob", "bytes", "top_logprobs"} for e in content)
-    assert server.chat("[[say:ab]]", logprobs=True).json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    assert (
+        server.chat("[[say:ab]]", logprobs=True).json()["choices"][0]["logprobs"]["content"][0][
+            "top_logprobs"
+        ]
+        == []
+    )
 
 
 # ---- tools ---------------------------------------------------------------------------------------
@@ -211,7 +221,12 @@ def test_results_of_tools_reach_a_template_without_tools(server: Server):
     "fields",
     [
         {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "object"}},
+            }
+        },
         {"tools": [TOOL], "tool_choice": "required"},
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
     ],
@@ -264,19 +279,33 @@ USER = [{"role": "user", "content": "x"}]
         ({"messages": USER, "tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"messages": USER, "tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
         (
-            {"messages": USER, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            {
+                "messages": USER,
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "g"}},
+            },
             "tool_choice",
             "invalid_value",
         ),
         ({"messages": USER, "tools": [TOOL, TOOL]}, "tools", "invalid_value"),
         ({"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function", "missing_field"),
         ({"messages": USER, "response_format": {"type": "xml"}}, "response_format.type", "invalid_type"),
-        ({"messages": USER, "response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_value"),
+        (
+            {"messages": USER, "response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "invalid_value",
+        ),
         ({"messages": USER, "continue_final_message": True}, "continue_final_message", "invalid_value"),
-        ({"messages": USER, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
+        (
+            {"messages": USER, "stream_options": {"include_usage": 1}},
+            "stream_options.include_usage",
+            "invalid_type",
+        ),
     ],
 )
-def test_a_wrong_body_is_a_400_that_names_the_field(server: Server, body: dict[str, Any], param: str, code: str):
+def test_a_wrong_body_is_a_400_that_names_the_field(
+    server: Server, body: dict[str, Any], param: str, code: str
+):
     r = server.post("/v1/chat/completions", **body)
     error = error_of(r)
     assert r.status_code == 400 and error["type"] == "invalid_request_error"
@@ -317,7 +346,9 @@ def test_unknown_paths_and_methods_have_the_same_shape(server: Server):
     r = server.http.get("/v1/nothing")
     assert r.status_code == 404 and error_of(r)["code"] == "not_found"
     r = server.http.get("/v1/chat/completions")
-    assert r.status_code == 405 and error_of(r)["code"] == "method_not_allowed" and r.headers["allow"] == "POST"
+    assert (
+        r.status_code == 405 and error_of(r)["code"] == "method_not_allowed" and r.headers["allow"] == "POST"
+    )
 
 
 def test_every_answer_has_a_request_id(server: Server):

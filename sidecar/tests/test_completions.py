@@ -37,7 +37,10 @@ def test_prompts_in_all_forms(server: Server):
 
 
 def test_echo(server: Server):
-    assert server.post("/v1/completions", prompt="[[say:b]]", echo=True).json()["choices"][0]["text"] == "[[say:b]]b"
+    assert (
+        server.post("/v1/completions", prompt="[[say:b]]", echo=True).json()["choices"][0]["text"]
+        == "[[say:b]]b"
+    )
     ids = list(b"[[say:c]]")
     assert server.post("/v1/completions", prompt=ids, echo=True).json()["choices"][0]["text"] == "[[say:c]]c"
 
@@ -56,7 +59,9 @@ def test_prompt_log_probabilities_with_echo_and_nothing_written(server: Server):
 
 
 def test_log_probabilities_of_what_was_written(server: Server):
-    logprobs = server.post("/v1/completions", prompt="[[say:ab]]", logprobs=0).json()["choices"][0]["logprobs"]
+    logprobs = server.post("/v1/completions", prompt="[[say:ab]]", logprobs=0).json()["choices"][0][
+        "logprobs"
+    ]
     assert len(logprobs["tokens"]) == 2 and logprobs["top_logprobs"] == [{}, {}]
     assert logprobs["text_offset"][0] == 0
 
@@ -64,7 +69,9 @@ def test_log_probabilities_of_what_was_written(server: Server):
 def test_a_stream_says_the_same(server: Server):
     fields: dict[str, Any] = {"prompt": ["[[say:é🙂]]", "[[say:b]]"], "n": 2, "max_tokens": 20}
     whole = server.post("/v1/completions", **fields).json()
-    events = events_of(server.post("/v1/completions", stream=True, stream_options={"include_usage": True}, **fields))
+    events = events_of(
+        server.post("/v1/completions", stream=True, stream_options={"include_usage": True}, **fields)
+    )
     assert events[-1] == "[DONE]" and events[-2]["choices"] == []
     assert events[-2]["usage"] == whole["usage"]
     for choice in whole["choices"]:

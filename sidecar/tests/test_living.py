@@ -78,7 +78,9 @@ def test_hanging_up_cancels_within_a_token(logged: Server, worker_log: Path, ope
     assert logged.chat("[[say:ok]]").json()["choices"][0]["message"]["content"] == "ok"
 
 
-def test_hanging_up_on_a_whole_answer_cancels_too(logged: Server, worker_log: Path, open_request: OpenRequest):
+def test_hanging_up_on_a_whole_answer_cancels_too(
+    logged: Server, worker_log: Path, open_request: OpenRequest
+):
     connection = open_request(logged, chat_body(SLOW))
     logged.until(lambda: logged.health()["busy"])
     connection.close()
@@ -92,7 +94,9 @@ def test_hanging_up_during_prefill_cancels(logged: Server, worker_log: Path, ope
     logged.until(lambda: cancelled(worker_log) == 1)
 
 
-def test_hanging_up_in_line_takes_the_request_out(logged: Server, worker_log: Path, open_request: OpenRequest):
+def test_hanging_up_in_line_takes_the_request_out(
+    logged: Server, worker_log: Path, open_request: OpenRequest
+):
     first = open_request(logged, chat_body(SLOW))
     logged.until(lambda: logged.health()["busy"])
     waiting = open_request(logged, chat_body("never sent"))
@@ -110,7 +114,9 @@ def test_hanging_up_in_the_middle_of_a_body_is_harmless(logged: Server, open_req
     assert logged.chat("x").status_code == 200
 
 
-def test_hanging_up_between_two_of_n_answers_cancels(logged: Server, worker_log: Path, open_request: OpenRequest):
+def test_hanging_up_between_two_of_n_answers_cancels(
+    logged: Server, worker_log: Path, open_request: OpenRequest
+):
     connection = open_request(logged, chat_body("[[say:abc]][[slow:30]]", n=50, stream=True))
     seen = b""
     while b'"index":2' not in seen:
@@ -163,7 +169,9 @@ def test_two_hundred_clients_at_once(start_server: StartServer):
     assert server.health()["queue"]["waiting"] == 0
 
 
-def test_waiting_too_long_is_a_504_not_to_be_tried_again(start_server: StartServer, tmp_path: Path, open_request: OpenRequest):
+def test_waiting_too_long_is_a_504_not_to_be_tried_again(
+    start_server: StartServer, tmp_path: Path, open_request: OpenRequest
+):
     server = start_server("--timeout", "0.5")
     first = open_request(server, chat_body("[[hang]]"))
     server.until(lambda: server.health()["busy"])
@@ -187,7 +195,9 @@ def test_a_crash_is_told_and_the_worker_comes_back(start_server: StartServer):
     server = start_server()
     before = server.children()["worker"]
     r = server.chat("[[crash]]")
-    assert r.status_code == 503 and error_of(r)["code"] == "worker_crashed" and r.headers["retry-after"] == "1"
+    assert (
+        r.status_code == 503 and error_of(r)["code"] == "worker_crashed" and r.headers["retry-after"] == "1"
+    )
     assert "exit status 70" in server.log or "status 70" in error_of(r)["message"]
     server.until(lambda: server.health()["status"] == "ok")
     assert server.children()["worker"] != before
@@ -201,7 +211,9 @@ def test_who_waits_in_line_outlives_a_crash(start_server: StartServer):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         doomed = pool.submit(server.chat, "[[say:abc]][[slow:300]][[crash-after:2]]")
         server.until(lambda: server.health()["busy"])
-        waiting = pool.submit(httpx.post, f"{server.url}/v1/completions", json={"prompt": "[[say:ok]]"}, timeout=30)
+        waiting = pool.submit(
+            httpx.post, f"{server.url}/v1/completions", json={"prompt": "[[say:ok]]"}, timeout=30
+        )
         assert doomed.result().status_code == 503
         assert waiting.result().json()["choices"][0]["text"] == "ok"
 
@@ -327,7 +339,9 @@ def test_sigterm_finishes_what_is_in_hand(start_server: StartServer):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         running = pool.submit(server.chat, "[[say:abc]][[slow:300]]")
         server.until(lambda: server.health()["busy"])
-        waiting = pool.submit(httpx.post, f"{server.url}/v1/completions", json={"prompt": "[[say:ok]]"}, timeout=30)
+        waiting = pool.submit(
+            httpx.post, f"{server.url}/v1/completions", json={"prompt": "[[say:ok]]"}, timeout=30
+        )
         server.until(lambda: server.health()["queue"]["waiting"] == 1)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_log("stopping")

@@ -106,7 +106,7 @@ def test_without_splitting_thoughts_are_text():
         ("a < b <tool", [Text("a < b <tool")]),
         (
             "<tool_call>\n<function=f>\n<parameter=s>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n"
-            "<parameter=b>\nTrue\n</parameter>\n<parameter=o>\n{\"x\": [1]}\n</parameter>\n"
+            '<parameter=b>\nTrue\n</parameter>\n<parameter=o>\n{"x": [1]}\n</parameter>\n'
             "<parameter=u>\nnull\n</parameter>\n<parameter=unknown>\ntwo\nlines\n</parameter>\n</function>\n</tool_call>",
             [Call("f", '{"s":"12","n":12,"b":true,"o":{"x":[1]},"u":null,"unknown":"two\\nlines"}')],
         ),
@@ -134,7 +134,9 @@ def test_calls_stay_text_where_no_tools_were_offered():
 
 
 def test_without_parallel_calls_only_the_first_comes_out():
-    text = '<tool_call>{"name":"f","arguments":{}}</tool_call><tool_call>{"name":"g","arguments":{}}</tool_call>'
+    text = (
+        '<tool_call>{"name":"f","arguments":{}}</tool_call><tool_call>{"name":"g","arguments":{}}</tool_call>'
+    )
     assert every_way(text, tools=TOOLS, parallel=False) == [Call("f", "{}")]
 
 

@@ -12,7 +12,9 @@ from test_chat import CALL, TOOL, error_of
 
 def test_a_stream_in_order(server: Server):
     r = server.chat("[[say:Hi!]]", stream=True)
-    assert r.headers["content-type"].startswith("text/event-stream") and r.headers["cache-control"] == "no-cache"
+    assert (
+        r.headers["content-type"].startswith("text/event-stream") and r.headers["cache-control"] == "no-cache"
+    )
     events = events_of(r)
     assert events[-1] == "[DONE]"
     chunks = events[:-1]
@@ -47,13 +49,18 @@ def test_n_streams_one_after_another(server: Server):
     events = events_of(server.chat("x", n=2, seed=1, stream=True))[:-1]
     indexes = [c["index"] for e in events for c in e["choices"]]
     assert indexes == sorted(indexes) and set(indexes) == {0, 1}
-    assert [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]] == ["stop", "stop"]
+    assert [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]] == [
+        "stop",
+        "stop",
+    ]
     roles = [c["index"] for e in events for c in e["choices"] if "role" in c["delta"]]
     assert roles == [0, 1]
 
 
 def test_thoughts_and_calls_stream_as_their_own_deltas(server: Server):
-    events = events_of(server.chat(f"[[say:<think>\nhm\n</think>\nok\\n{CALL}\\n{CALL}]]", tools=[TOOL], stream=True))
+    events = events_of(
+        server.chat(f"[[say:<think>\nhm\n</think>\nok\\n{CALL}\\n{CALL}]]", tools=[TOOL], stream=True)
+    )
     deltas = [c["delta"] for e in events[:-1] for c in e["choices"]]
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "hm"
     assert "".join(d.get("content") or "" for d in deltas) == "ok"
@@ -64,9 +71,13 @@ def test_thoughts_and_calls_stream_as_their_own_deltas(server: Server):
 
 
 def test_log_probabilities_come_with_every_token(server: Server):
-    whole = server.chat("[[say:<think>a</think>bc]]", logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]
+    whole = server.chat("[[say:<think>a</think>bc]]", logprobs=True, top_logprobs=1).json()["choices"][0][
+        "logprobs"
+    ]
     events = events_of(server.chat("[[say:<think>a</think>bc]]", logprobs=True, top_logprobs=1, stream=True))
-    streamed = [x for e in events[:-1] for c in e["choices"] for x in (c["logprobs"] or {}).get("content", ())]
+    streamed = [
+        x for e in events[:-1] for c in e["choices"] for x in (c["logprobs"] or {}).get("content", ())
+    ]
     assert streamed == whole["content"] and len(streamed) == 5
 
 
@@ -161,7 +172,12 @@ def test_a_response_streams_its_items(server: Server):
 def test_a_conversation_with_calls_as_input(server: Server):
     given = [
         {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "t"}],
+        },
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
         {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "1"},
@@ -192,6 +208,8 @@ def test_what_a_stateless_response_cannot_be(server: Server, body: dict[str, Any
 
 def test_a_response_that_fails_in_the_middle_says_so(start_server: StartServer):
     server = start_server()
-    events = named_events(server.post("/v1/responses", input="[[say:abc]][[crash-after:1]]", stream=True).text)
+    events = named_events(
+        server.post("/v1/responses", input="[[say:abc]][[crash-after:1]]", stream=True).text
+    )
     name, last = events[-1]
     assert name == "response.failed" and last["response"]["error"]["code"] == "worker_crashed"

@@ -66,7 +66,9 @@ def test_renders_equal_those_of_transformers(name: str):
         except Failed as e:
             # A template that shows content in another form (upper case, say) cannot be located.
             assert e.kind == "unsafe", f"{key}: {e}"
-            prompt = template._once(conversation, [setting.get("tools"), None, setting.get("kwargs", {})], job([], **setting))
+            prompt = template._once(
+                conversation, [setting.get("tools"), None, setting.get("kwargs", {})], job([], **setting)
+            )
         if expected.startswith("sha256:"):
             prompt = "sha256:" + hashlib.sha256(prompt.encode()).hexdigest()
         assert prompt == expected, key
@@ -130,9 +132,14 @@ def test_a_users_text_that_a_template_asks_about_keeps_its_meaning():
 def test_tools_and_template_variables_are_content_too():
     template = TemplateRenderer("{{ tools | tojson }}{{ extra }}<|im_end|>", CONTROLS)
     tools = [{"type": "function", "function": {"name": "f", "description": "<|im_end|>", "<|im_start|>": 1}}]
-    answer = template.render(job([{"role": "user", "content": "x"}], tools=tools, kwargs={"extra": "<|im_end|>"}))
+    answer = template.render(
+        job([{"role": "user", "content": "x"}], tools=tools, kwargs={"extra": "<|im_end|>"})
+    )
     assert [answer["prompt"][a:b] for a, b in answer["spans"]] == ["<|im_end|>", "<|im_start|>", "<|im_end|>"]
-    assert answer["prompt"].endswith("<|im_end|><|im_end|>") and answer["spans"][-1][1] == len(answer["prompt"]) - 10
+    assert (
+        answer["prompt"].endswith("<|im_end|><|im_end|>")
+        and answer["spans"][-1][1] == len(answer["prompt"]) - 10
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,9 +198,13 @@ def test_content_is_followed_through_what_templates_do(template: str):
 
 def test_marks_are_characters_that_the_content_does_not_hold():
     content = "".join(map(chr, range(0xFDD0, 0xFDF0))) + "<|im_end|>"
-    answer = TemplateRenderer("{{ messages[0].content }}", CONTROLS).render(job([{"role": "user", "content": content}]))
+    answer = TemplateRenderer("{{ messages[0].content }}", CONTROLS).render(
+        job([{"role": "user", "content": content}])
+    )
     assert answer["prompt"] == content
-    assert answer["spans"] == [[len(content) - 10, len(content)]] or answer["spans"] == [(len(content) - 10, len(content))]
+    assert answer["spans"] == [[len(content) - 10, len(content)]] or answer["spans"] == [
+        (len(content) - 10, len(content))
+    ]
 
 
 def test_without_a_list_control_tokens_are_what_looks_like_one():
@@ -222,7 +233,10 @@ def test_overlapping_spellings_are_one_range():
 
 def test_the_final_message_is_continued_where_it_ends():
     template = TemplateRenderer(source_of("chatml"), CONTROLS)
-    conversation = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "The answer is"}]
+    conversation = [
+        {"role": "user", "content": "<|im_end|>"},
+        {"role": "assistant", "content": "The answer is"},
+    ]
     answer = template.render(job(conversation, add_generation_prompt=False, **{"continue": True}))
     assert answer["prompt"].endswith("<|im_start|>assistant\nThe answer is")
     assert len(answer["spans"]) == 1
@@ -230,12 +244,17 @@ def test_the_final_message_is_continued_where_it_ends():
 
 def test_a_template_that_hides_the_final_message_cannot_continue_it():
     with pytest.raises(Failed, match="does not show"):
-        TemplateRenderer("x", CONTROLS).render(job([{"role": "assistant", "content": "a"}], **{"continue": True}))
+        TemplateRenderer("x", CONTROLS).render(
+            job([{"role": "assistant", "content": "a"}], **{"continue": True})
+        )
 
 
 def test_what_templates_disagree_on_is_offered_in_the_spelling_they_expect():
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    conversation = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    conversation = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
     as_text = "{% for m in messages %}{{ m.content + 'x' }}{% for c in m.tool_calls %}{{ c.function.arguments + '' }}"
     answer = TemplateRenderer(as_text + "{% endfor %}{% endfor %}", CONTROLS).render(job(conversation))
     assert answer["prompt"] == 'xxx{"a": 1}'
@@ -247,7 +266,9 @@ TIMEOUT_S = 1.0
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-async def outcome(source: str, messages: list[Any] = HELLO, memory_mib: int = 128, **options: Any) -> Rendered | RenderFailed:
+async def outcome(
+    source: str, messages: list[Any] = HELLO, memory_mib: int = 128, **options: Any
+) -> Rendered | RenderFailed:
     """What becomes of a template in its process."""
     renderer = Renderer(TIMEOUT_S, memory_mib, 1 << 20)
     try:
@@ -417,4 +438,3 @@ def test_a_render_process_ends_with_its_parent():
     process.stdin.close()
     assert process.wait(20) == 0
     process.stdout.close()
-
