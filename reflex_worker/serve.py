@@ -21,6 +21,8 @@ MIN_MAX_LINE_BYTES = 1 << 10
 DEFAULT_SOCKET_MODE = 0o600
 # Somebody has closed our stdout: what is left to say has no reader.
 EXIT_NOBODY_READS = 1
+# What lives until the process ends without a destructor: unmapping and freeing take longer than exiting.
+_kept: list[object] = []
 
 
 class ServeOptions:
@@ -160,6 +162,7 @@ def _assemble(
     from .worker import Worker
 
     worker = Worker(max_line_bytes=options.max_line_bytes, start_load=loader.start)
+    _kept.append(worker)
     loader.has_work = lambda: worker.has_waiting
     if options.model is not None:
         worker.load_at_start()

@@ -21,6 +21,8 @@ from .worker import Worker
 
 # sockaddr_un.sun_path less its final NUL.
 MAX_PATH_BYTES = 107
+# What a socket file is called until somebody listens on it.
+NEW_SUFFIX = ".new"
 # Connections that the kernel keeps while another is being served.
 BACKLOG = 64
 # The folder's lock is held for microseconds; whoever holds it longer is not one of us.
@@ -57,21 +59,31 @@ class SocketFile:
         self._folder = os.path.dirname(path) or "."
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _FolderLock(self._folder, LOCK_SECONDS):
-                _remove_stale(path)
-                # On Linux a socket file takes the mode of its descriptor, less the umask: it is at
-                # no moment open to more than `mode`.
-                os.fchmod(self.listener.fileno(), mode)
-                self.listener.bind(path)
-                os.chmod(path, mode)
-                self.listener.listen(BACKLOG)
+            with _FolderLock(self._folder, LOCK_SECONDS) as folder_fd:
+                _check_free(path)
+                self._publish(folder_fd, mode)
                 self._identity = _identity(path)
         except OSError as e:
             self.listener.close()
-            raise SocketError("io", f"{path}: {e.strerror}") from None
+            raise SocketError("io", f"{path}: {e.strerror or e}") from None
         except SocketError:
             self.listener.close()
             raise
+
+    def _publish(self, folder_fd: int, mode: int) -> None:
+        """Listen under another name first, so that whoever sees the file can connect to it."""
+        new = self.path + NEW_SUFFIX
+        if len(os.fsencode(new)) > MAX_PATH_BYTES:
+            new = f"/proc/self/fd/{folder_fd}/.reflex{NEW_SUFFIX}"
+        if os.path.lexists(new):  # of a worker that was killed right here
+            os.unlink(new)
+        # On Linux a socket file takes the mode of its descriptor, less the umask: it is at no moment
+        # open to more than `mode`.
+        os.fchmod(self.listener.fileno(), mode)
+        self.listener.bind(new)
+        os.chmod(new, mode)
+        self.listener.listen(BACKLOG)
+        os.rename(new, self.path)
 
     def remove(self, *, seconds: float = LOCK_SECONDS) -> None:
         """Remove the file unless another socket has taken its place. Where the folder's lock cannot be
@@ -101,14 +113,15 @@ class _FolderLock:
         self._seconds = seconds
         self._fd = -1
 
-    def __enter__(self) -> None:
-        """Raises TimeoutError where somebody else holds it for longer than `seconds`."""
+    def __enter__(self) -> int:
+        """The folder's descriptor. Raises TimeoutError where somebody else holds it for longer than
+        `seconds`."""
         self._fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         deadline = time.monotonic() + self._seconds
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                return self._fd
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     os.close(self._fd)
@@ -125,7 +138,8 @@ def _identity(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _remove_stale(path: str) -> None:
+def _check_free(path: str) -> None:
+    """Raises SocketError unless nothing, or a socket on which nobody listens any more, is there."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -135,13 +149,9 @@ def _remove_stale(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         outcome = probe.connect_ex(path)
-    if outcome == errno.ECONNREFUSED:
-        os.unlink(path)
-    elif outcome == errno.ENOENT:
-        pass
-    elif outcome in (0, errno.EAGAIN):  # EAGAIN: it listens, and its backlog is full
+    if outcome in (0, errno.EAGAIN):  # EAGAIN: it listens, and its backlog is full
         raise SocketError("io", f"{path}: expected no listener there, found a process that listens")
-    else:
+    if outcome not in (errno.ECONNREFUSED, errno.ENOENT):
         raise OSError(outcome, os.strerror(outcome))
 
 

@@ -56,6 +56,30 @@ def test_the_socket_is_there_while_the_model_loads(folder):
         worker.wait_ready()
 
 
+def test_whoever_sees_the_file_can_connect(folder):
+    """Once the file appeared at bind(), a moment before listen(), and callers were refused."""
+    path = str(folder / "s")
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(path)
+    before = os.lstat(path).st_ino
+    with uds_worker(path, ready=False) as worker:
+        while os.lstat(path).st_ino == before:
+            assert worker.popen.poll() is None
+        with Dialled(path) as client:
+            client.tell(type="ping")
+            assert client.hear()["event"] == "pong"
+    assert os.listdir(folder) == ["s"]
+
+
+def test_a_leftover_of_a_worker_killed_while_it_made_its_socket_does_no_harm(folder):
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / "s.new"))
+    with uds_worker(folder / "s"), Dialled(folder / "s") as client:
+        client.tell(type="ping")
+        assert client.hear()["event"] == "pong"
+        assert os.listdir(folder) == ["s"]
+
+
 def test_a_stale_socket_file_is_replaced(folder):
     with uds_worker(folder / "s") as first:
         first.popen.kill()
