@@ -44,14 +44,14 @@ test: $(VENV)/.installed-tests ## set up, build with tests, run them all
 	$(VENV)/bin/pytest -q tests
 
 check: $(VENV)/.installed-tests ## linters, check only
-	$(PY) -m pip install -q ruff==0.14.6 pyright==1.1.407 clang-format==14.0.6
+	$(PY) -m pip install -q ruff==0.17.6 pyright==1.1.414 clang-format==14.0.6
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright --pythonpath $(PY)
 	git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu' 'native/*.cuh' 'tests/*.h' 'tests/*.cpp' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 format: $(VENV)/bin/python ## rewrite everything in the project's style
-	$(PY) -m pip install -q ruff==0.14.6 clang-format==14.0.6
+	$(PY) -m pip install -q ruff==0.17.6 clang-format==14.0.6
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu' 'native/*.cuh' 'tests/*.h' 'tests/*.cpp' | xargs $(VENV)/bin/clang-format -i

@@ -1,6 +1,7 @@
 """The native core (nanobind). Every call that computes or reads a file releases the GIL."""
 
-from typing import Any, Callable, Literal, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 class ReflexError(Exception):
     """Any failure of the core. `kind` is the protocol's error_kind."""
@@ -122,7 +123,9 @@ class Engine:
         temperature: float = 1.0,
         timeout_ms: int | None = None,
     ) -> Scoring: ...
-    def logits(self, token_ids: Sequence[int], outputs: Sequence[int], *, chunk: int = 0) -> list[list[float]]:
+    def logits(
+        self, token_ids: Sequence[int], outputs: Sequence[int], *, chunk: int = 0
+    ) -> list[list[float]]:
         """Raw logits of the given rows of a prompt (tests, `reflex check`)."""
     def warm_up(self) -> None: ...
 

@@ -157,6 +157,10 @@ def _events(step: Callable[[], Event]) -> Iterator[Event]:
             return
 
 
+# tokenizer.ggml.token_type values.
+_CONTROL, _USER_DEFINED = 3, 4
+
+
 class Engine:
     """A loaded model. One request at a time; not to be used from two threads at once.
 
@@ -195,6 +199,7 @@ class Engine:
         self._fallback_tokenizer: FallbackTokenizer | None = None
         self._native_tokenizes: bool | None = None
         self._grammars: Grammars | None = None
+        self._vocabulary: list[bytes] | None = None
 
     @property
     def info(self) -> dict[str, Any]:
@@ -205,6 +210,22 @@ class Engine:
     def special_tokens(self) -> dict[str, Any]:
         """bos, eos, eot, eom, unk, pad (-1: none), add_bos, end_ids."""
         return self._native.special_tokens
+
+    @property
+    def control_tokens(self) -> list[dict[str, Any]]:
+        """What text may spell and mean a control token by: id, text and whether it is user-defined
+        (such as <think>: shown in answers)."""
+        types = self._native.token_types()
+        found = [i for i, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED)]
+        return [
+            {"id": i, "text": self.detokenize([i]), "user_defined": types[i] == _USER_DEFINED} for i in found
+        ]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, those of an unfinished character too."""
+        if self._vocabulary is None:
+            self._vocabulary = self._native.vocabulary()
+        return self._vocabulary[token_id]
 
     @property
     def phases(self) -> dict[str, Any]:

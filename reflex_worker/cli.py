@@ -3,8 +3,6 @@ command is a module of its own, and the two on the cold path import the native c
 
 from __future__ import annotations
 
-import sys
-
 # Exit status by error kind (README, "Exit status"); kinds not listed are 1.
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

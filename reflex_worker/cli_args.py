@@ -90,7 +90,9 @@ def usage(name, synopsis, options, notes=""):
     width = max((len(o.name) + len(o.metavar) + 1 for o in options), default=0)
     for o in options:
         head = f"{o.name} {o.metavar}".rstrip()
-        default = "" if o.convert is None or o.repeat or o.default in (None, "") else f" (default {o.default})"
+        default = (
+            "" if o.convert is None or o.repeat or o.default in (None, "") else f" (default {o.default})"
+        )
         lines.append(f"  {head:{width}}  {o.help}{default}")
     if notes:
         lines += ["", notes.rstrip()]

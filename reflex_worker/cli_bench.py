@@ -15,7 +15,9 @@ OPTIONS = [
     Option("--repeat", int, 5, "N", help="runs of each, the median counts"),
     Option("--cold", int, 0, "N", help="instead: N fresh processes to one token"),
     Option("--prompt", str, "Once upon a time", "TEXT", help="the cold runs' prompt"),
-    Option("--pause", float, 0.3, "S", help="between cold runs, so that one's teardown does not slow the next"),
+    Option(
+        "--pause", float, 0.3, "S", help="between cold runs, so that one's teardown does not slow the next"
+    ),
     Option("--plot", str, None, "FILE", help="draw the cold start's timeline (needs matplotlib)"),
     Option("--json", help="one JSON object per line"),
 ]
@@ -71,7 +73,11 @@ def warm(path, values):
                 pass
             times.append(now_ms() - begin)
         p50 = percentile(times, 0.5)
-        fields = {"prompt_tokens": n, "first_token_ms_p50": p50, "first_token_ms_p95": percentile(times, 0.95)}
+        fields = {
+            "prompt_tokens": n,
+            "first_token_ms_p50": p50,
+            "first_token_ms_p95": percentile(times, 0.95),
+        }
         fields["prefill_tokens_per_s"] = n / p50 * 1e3
         yield result_line("REFLEX_BENCH_PREFILL_OK", fields, values["json"])
     yield decode_line(engine, values)
@@ -100,7 +106,15 @@ def cold_command(path, values):
 
     launcher = os.environ.get("REFLEX_LAUNCHER") or os.path.join(os.path.dirname(sys.executable), "reflex")
     head = [launcher] if os.access(launcher, os.X_OK) else [sys.executable, "-m", "reflex_worker"]
-    options = ["--max-tokens", "1", "--json", "--device", values["device"], "--threads", str(values["threads"])]
+    options = [
+        "--max-tokens",
+        "1",
+        "--json",
+        "--device",
+        values["device"],
+        "--threads",
+        str(values["threads"]),
+    ]
     if values["ctx"]:
         options += ["--ctx", str(values["ctx"])]
     if values["isa"]:
@@ -137,7 +151,9 @@ def cold(path, values):
         row |= {phase: run[phase] for phase in PHASES}
         for key, value in row.items():
             samples.setdefault(key, []).append(value)
-    stats = {k: {"p50": percentile(v, 0.5), "p95": percentile(v, 0.95), "min": min(v)} for k, v in samples.items()}
+    stats = {
+        k: {"p50": percentile(v, 0.5), "p95": percentile(v, 0.95), "min": min(v)} for k, v in samples.items()
+    }
     floor = read_floor_ms(path)
     ratio = stats["spawn_to_first_token_ms"]["p50"] / floor
     for key, s in stats.items():
@@ -174,7 +190,9 @@ def plot(stats, floor, out, title):
         matplotlib.use("svg" if out.endswith(".svg") else "agg")
         from matplotlib import pyplot
     except ImportError:
-        raise UsageError("--plot: expected matplotlib (pip install 'reflex-worker[plot]'), found none") from None
+        raise UsageError(
+            "--plot: expected matplotlib (pip install 'reflex-worker[plot]'), found none"
+        ) from None
     figure, axes = pyplot.subplots(figsize=(9, 2.6))
     left = 0.0
     for phase in PHASES:

@@ -56,7 +56,9 @@ def collect():
     if facts["governor"] == "powersave":
         warnings.append("the CPU frequency governor is 'powersave'")
     if not sys.flags.no_site:
-        warnings.append("started through `python -m reflex_worker`: the installed `reflex` command skips site")
+        warnings.append(
+            "started through `python -m reflex_worker`: the installed `reflex` command skips site"
+        )
     if "/shims/" in (os.environ.get("_") or ""):
         warnings.append("the command came through a version manager's shim, about 100 ms: call the real one")
     if not any(f in cpu_flags() for f in ("avx2", "asimd")):
@@ -68,7 +70,18 @@ def collect():
     return facts, warnings
 
 
-FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "asimd", "asimddp", "i8mm")
+FEATURES = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "asimd",
+    "asimddp",
+    "i8mm",
+)
 
 
 def read(path):

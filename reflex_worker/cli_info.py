@@ -63,7 +63,8 @@ def text(info, with_metadata):
     rows += [
         (
             "tokenizer",
-            f"{info['tokenizer_model'] or '-'} / {info['tokenizer_pre'] or '-'}, {info['n_tokens']} tokens{known}",
+            f"{info['tokenizer_model'] or '-'} / {info['tokenizer_pre'] or '-'}, "
+            f"{info['n_tokens']} tokens{known}",
         ),
         ("chat template", f"{len(info['chat_template'])} characters" if info["chat_template"] else "none"),
         ("runs", "yes" if info["runs"] else f"no [{info['error_kind']}]: {info['error']}"),

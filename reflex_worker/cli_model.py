@@ -9,7 +9,13 @@ MODEL_OPTIONS = [
     Option("--device", str, "auto", "auto|cpu|cuda[:N]", help="where to run"),
     Option("--threads", int, 0, "N", help="CPU threads, 0: what the machine and its cgroup allow"),
     Option("--ctx", int, 0, "N", help="cap on the context in tokens, 0: the model's own"),
-    Option("--load-mode", str, "", "MODE", help="how a GPU's weights are read: ring, map or direct; chosen if absent"),
+    Option(
+        "--load-mode",
+        str,
+        "",
+        "MODE",
+        help="how a GPU's weights are read: ring, map or direct; chosen if absent",
+    ),
     Option("--exact", help="f32 activations and KV"),
     Option("--isa", str, "", "NAME", help="force a CPU instruction set: portable, avx2, avx512vnni"),
 ]

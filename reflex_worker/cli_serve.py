@@ -12,7 +12,13 @@ def octal(text):
 
 
 STDIO_OPTIONS = [
-    Option("--model", str, None, "GGUF", help="the model's file; REFLEX_MODEL where absent; else wait for a load line"),
+    Option(
+        "--model",
+        str,
+        None,
+        "GGUF",
+        help="the model's file; REFLEX_MODEL where absent; else wait for a load line",
+    ),
     *MODEL_OPTIONS,
     Option("--max-line-bytes", int, 16 << 20, "N", help="longest request line"),
     Option("--state-dir", str, None, "FOLDER", help="where state files may lie (not supported yet)"),
@@ -26,7 +32,10 @@ UDS_OPTIONS = [
 
 def usage(name):
     if name == "uds":
-        options = [o if o.name != "--mode" else Option("--mode", octal, "600", "OCTAL", help=o.help) for o in UDS_OPTIONS]
+        options = [
+            o if o.name != "--mode" else Option("--mode", octal, "600", "OCTAL", help=o.help)
+            for o in UDS_OPTIONS
+        ]
         return usage_text(name, "SOCKET [GGUF] | SOCKET --demo", options, PROTOCOL)
     return usage_text(name, "[GGUF] | --demo", STDIO_OPTIONS, PROTOCOL)
 

@@ -45,7 +45,8 @@ class Grammars:
         except ImportError:
             raise _refuse(
                 "unsupported",
-                "constraint: expected the llguidance package (pip install 'reflex-worker[constraint]'), found none",
+                "constraint: expected the llguidance package "
+                "(pip install 'reflex-worker[constraint]'), found none",
             ) from None
         end_ids = engine.special_tokens["end_ids"]
         if not end_ids:

@@ -5,6 +5,7 @@ Pure but for the engine it drives: an engine is anything with the calls of `api.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from reflex_protocol.messages import (
@@ -44,6 +45,7 @@ class Run:
     def __init__(self, engine: Any, request: Request) -> None:
         """Raises what the engine raises: nothing has run then."""
         self.request = request
+        self._bytes: Callable[[int], bytes] = engine.token_bytes
         self._task = _score(engine, request) if request.scores else _generate(engine, request)
 
     def step(self) -> WorkerMessage | None:
@@ -56,7 +58,8 @@ class Run:
             line = TokenEvent(id=request.id, token_id=event.token_id, text=event.text)
             if request.logprobs is not None:
                 line.logprob = event.logprob
-                line.top_logprobs = _top(event.top_logprobs)
+                line.top_logprobs = self._top(event.top_logprobs)
+                line.bytes = list(self._bytes(event.token_id))
             return line
         if event.kind == "progress":
             if not request.progress:
@@ -77,8 +80,8 @@ class Run:
             text=task.text,
             finish_reason=task.finish_reason,
             stop_match=task.stop_match,
-            logprobs=_logprobs(task.logprobs) if wants else None,
-            prompt_logprobs=_logprobs(task.prompt_logprobs) if wants_prompt else None,
+            logprobs=self._logprobs(task.logprobs) if wants else None,
+            prompt_logprobs=self._logprobs(task.prompt_logprobs) if wants_prompt else None,
             seed=task.seed,
             usage=Usage(**task.usage),
             timings=task.timings,
@@ -98,6 +101,15 @@ class Run:
             usage=Usage(**task.usage),
             timings=task.timings,
         )
+
+    def _top(self, pairs: list[tuple[int, float]]) -> list[TopLogprob]:
+        return [TopLogprob(token_id=i, logprob=p, bytes=list(self._bytes(i))) for i, p in pairs]
+
+    def _logprobs(self, entries: list[tuple[int, float, list[tuple[int, float]]]]) -> list[TokenLogprob]:
+        return [
+            TokenLogprob(token_id=i, logprob=p, top_logprobs=self._top(top), bytes=list(self._bytes(i)))
+            for i, p, top in entries
+        ]
 
 
 def _generate(engine: Any, r: Request) -> Any:
@@ -142,14 +154,6 @@ def _score(engine: Any, r: Request) -> Any:
         temperature=r.temperature,
         timeout_ms=r.timeout_ms,
     )
-
-
-def _top(pairs: list[tuple[int, float]]) -> list[TopLogprob]:
-    return [TopLogprob(token_id=i, logprob=p) for i, p in pairs]
-
-
-def _logprobs(entries: list[tuple[int, float, list[tuple[int, float]]]]) -> list[TokenLogprob]:
-    return [TokenLogprob(token_id=i, logprob=p, top_logprobs=_top(top)) for i, p, top in entries]
 
 
 def kind_of(error: BaseException) -> str:

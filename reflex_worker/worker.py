@@ -246,7 +246,8 @@ class Worker:
             elif isinstance(message, Info):
                 facts = dict(engine.info)
                 facts["path"] = utf8(facts["path"])
-                special, phases = engine.special_tokens, engine.phases
+                special = {**engine.special_tokens, "control": engine.control_tokens}
+                phases = engine.phases
                 self._say(InfoAnswer(id=message.id, model=facts, special_tokens=special, phases=phases))
         except Exception as e:
             self._fail(message.id, e)

@@ -32,8 +32,8 @@ int main(int argc, char** argv) {
   const char* candidates[] = {" London", " Paris"};
   double probabilities[2], entropy;
   size_t best;
-  if (reflex_score(engine, "The capital of France is", candidates, 2, REFLEX_SCORE_AUTO, 1.0, NULL, probabilities,
-                   &best, &entropy))
+  if (reflex_score(engine, "The capital of France is", candidates, 2, REFLEX_SCORE_AUTO, 1.0, NULL,
+                   probabilities, &best, &entropy))
     return 13;
   char text[4096] = "";
   const char* reason = NULL;
@@ -53,14 +53,25 @@ def test_c_program_scores_and_generates(tmp_path, demo_gguf, reflex):
     if not libraries or not shutil.which("cc"):
         pytest.skip("the C library is built with the native tests (make test)")
     (tmp_path / "main.c").write_text(PROGRAM)
-    flags = ["-std=c99", "-Wall", "-Werror", f"-I{ROOT}/native", str(libraries[0]), f"-Wl,-rpath,{libraries[0].parent}"]
+    flags = [
+        "-std=c99",
+        "-Wall",
+        "-Werror",
+        f"-I{ROOT}/native",
+        str(libraries[0]),
+        f"-Wl,-rpath,{libraries[0].parent}",
+    ]
     subprocess.run(["cc", "main.c", "-o", "main", *flags], cwd=tmp_path, check=True)
-    done = subprocess.run([str(tmp_path / "main"), str(demo_gguf)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [str(tmp_path / "main"), str(demo_gguf)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, (done.returncode, done.stderr)
     best, probability, reason, kind, text = done.stdout.rstrip("\n").split(" ", 4)
     assert best == "1" and float(probability) > 0.9
     assert reason == "length" and kind == "invalid_input"
     import json
 
-    command_line = json.loads(reflex("generate", "--demo", "Once upon a time", "--max-tokens", "8", "--json").stdout)
+    command_line = json.loads(
+        reflex("generate", "--demo", "Once upon a time", "--max-tokens", "8", "--json").stdout
+    )
     assert text == command_line["text"]

@@ -25,10 +25,14 @@ def fields(line: str) -> dict[str, object]:
 
 
 def test_system1_knows_the_capital_of_france(reflex):
-    done = reflex("system1", "--demo", "The capital of France is", "--candidate", " London", "--candidate", " Paris")
+    done = reflex(
+        "system1", "--demo", "The capital of France is", "--candidate", " London", "--candidate", " Paris"
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [ln.split(" ", 1)[0] for ln in lines] == ["REFLEX_SYSTEM1_CANDIDATE_OK"] * 2 + ["REFLEX_SYSTEM1_OK"]
+    assert [ln.split(" ", 1)[0] for ln in lines] == ["REFLEX_SYSTEM1_CANDIDATE_OK"] * 2 + [
+        "REFLEX_SYSTEM1_OK"
+    ]
     paris = fields(lines[1])
     assert paris["idx"] == 1 and paris["text"] == " Paris" and paris["probability"] > 0.9
     final = fields(lines[2])
@@ -96,7 +100,11 @@ def test_a_command_without_arguments_prints_its_usage(reflex, command):
         (["generate", "--demo", "x", "--nope"], 2, r"unknown option --nope"),
         (["generate", "--demo", "x", "--device", "tpu"], 2, r"device: expected .* found 'tpu'"),
         (["generate", "--demo", "x", "--top-p", "0"], 2, r"top_p: expected"),
-        (["generate", "--demo", "word " * 3000, "--ctx", "16"], 7, r"\[context_overflow\]: prompt: \d+ tokens"),
+        (
+            ["generate", "--demo", "word " * 3000, "--ctx", "16"],
+            7,
+            r"\[context_overflow\]: prompt: \d+ tokens",
+        ),
         (["system1", "--demo", "x"], 2, r"expected at least one --candidate"),
         (["system1", "--demo", "x", "--candidate", ""], 2, r"candidates\[0\]"),
         (["info", "/dev/null"], 4, r"\[io\]: .*/dev/null"),
@@ -113,7 +121,9 @@ def test_errors_are_one_line_with_category_and_status(reflex, args, status, patt
 
 def test_argument_bytes_that_are_not_utf8_are_refused(reflex):
     done = subprocess.run(
-        [*map(os.fsencode, reflex_command()), b"generate", b"--demo", b"caf\xe9"], capture_output=True, timeout=60
+        [*map(os.fsencode, reflex_command()), b"generate", b"--demo", b"caf\xe9"],
+        capture_output=True,
+        timeout=60,
     )
     assert done.returncode == 2 and b"expected valid UTF-8" in done.stderr
 

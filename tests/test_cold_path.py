@@ -42,7 +42,11 @@ def imported(argv: list[str]) -> set[str]:
     site = str(reflex_worker.__path__[0]).rpartition("/")[0]
     code = PROBE.format(path=[site], argv=argv)
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-X", "utf8", "-c", code], capture_output=True, text=True, timeout=120, cwd="/"
+        [sys.executable, "-I", "-S", "-X", "utf8", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
     )
     assert done.returncode == 0, done.stderr
     assert "_OK" in done.stdout

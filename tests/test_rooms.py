@@ -81,7 +81,16 @@ def top_levels(path: Path) -> set[str]:
 
 
 def test_protocol_does_no_io_outside_its_client():
-    forbidden = {"asyncio", "socket", "os", "subprocess", "select", "threading", "reflex_worker", "reflex_sidecar"}
+    forbidden = {
+        "asyncio",
+        "socket",
+        "os",
+        "subprocess",
+        "select",
+        "threading",
+        "reflex_worker",
+        "reflex_sidecar",
+    }
     for path in (ROOT / "protocol/reflex_protocol").rglob("*.py"):
         names = top_levels(path)
         if path.name == "client.py" or "client" in path.relative_to(ROOT / "protocol/reflex_protocol").parts:

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import re
-import resource
 import subprocess
 import tempfile
 import time
@@ -56,7 +55,7 @@ def peak_mib(command: list[str], env: dict[str, str]) -> float:
     _, status, usage = os.wait4(pid, 0)
     if status != 0:
         raise SystemExit(f"failed: {' '.join(command)}")
-    return usage.ru_maxrss / (1024 if resource.RLIMIT_AS is not None else 1)
+    return usage.ru_maxrss / 1024
 
 
 def build_peer(prefix: Path, folder: str) -> tuple[str, dict[str, str]]:
@@ -69,10 +68,24 @@ def build_peer(prefix: Path, folder: str) -> tuple[str, dict[str, str]]:
 
 
 def bench_reflex(reflex: str, model: str, threads: int) -> tuple[float, float]:
-    options = ["--threads", str(threads), "--lengths", str(PREFILL), "--decode", str(DECODE), "--repeat", "3", "--json"]
-    out = subprocess.run([reflex, "bench", model, *options], check=True, capture_output=True, text=True).stdout
+    options = [
+        "--threads",
+        str(threads),
+        "--lengths",
+        str(PREFILL),
+        "--decode",
+        str(DECODE),
+        "--repeat",
+        "3",
+        "--json",
+    ]
+    out = subprocess.run(
+        [reflex, "bench", model, *options], check=True, capture_output=True, text=True
+    ).stdout
     rows = {r["event"]: r for r in map(json.loads, out.splitlines())}
-    return rows["REFLEX_BENCH_PREFILL_OK"]["prefill_tokens_per_s"], rows["REFLEX_BENCH_DECODE_OK"]["tokens_per_s_p50"]
+    return rows["REFLEX_BENCH_PREFILL_OK"]["prefill_tokens_per_s"], rows["REFLEX_BENCH_DECODE_OK"][
+        "tokens_per_s_p50"
+    ]
 
 
 def read_roof_gb_per_s(model: str) -> float:
@@ -94,7 +107,19 @@ def read_roof_gb_per_s(model: str) -> float:
 
 def compare(model: str, args: argparse.Namespace, peer: str, peer_env: dict[str, str]) -> None:
     threads = str(args.threads)
-    ours = [args.reflex, "generate", model, PROMPT, "--max-tokens", "1", "--threads", threads, "--device", "cpu", "--json"]
+    ours = [
+        args.reflex,
+        "generate",
+        model,
+        PROMPT,
+        "--max-tokens",
+        "1",
+        "--threads",
+        threads,
+        "--device",
+        "cpu",
+        "--json",
+    ]
     theirs = [peer, model, threads, "0", "0", *IDS]
     first_line(ours, dict(os.environ), "_OK")
     first_line(theirs, peer_env, "first")
@@ -107,15 +132,29 @@ def compare(model: str, args: argparse.Namespace, peer: str, peer_env: dict[str,
         time.sleep(0.2)
         theirs_ms.append(first_line(theirs, peer_env, "first")[0])
     print(f"\n{Path(model).name}: {os.path.getsize(model) / 1e6:.0f} MB, {threads} threads, n={args.n}")
-    print(f"  cold first token  {median(ours_ms):8.1f} ms   llama.cpp {median(theirs_ms):8.1f} ms   "
-          f"ratio {median(ours_ms) / median(theirs_ms):.3f}")
-    for key in ("launch_ms", "gguf_open_ms", "model_load_ms", "tokenizer_ms", "tokenize_ms", "prompt_eval_ms"):
+    print(
+        f"  cold first token  {median(ours_ms):8.1f} ms   llama.cpp {median(theirs_ms):8.1f} ms   "
+        f"ratio {median(ours_ms) / median(theirs_ms):.3f}"
+    )
+    for key in (
+        "launch_ms",
+        "gguf_open_ms",
+        "model_load_ms",
+        "tokenizer_ms",
+        "tokenize_ms",
+        "prompt_eval_ms",
+    ):
         print(f"    {key:16} {median([p[key] for p in phases]):8.2f}")
     ours_speed, theirs_speed = [], []
     for _ in range(3):
         ours_speed.append(bench_reflex(args.reflex, model, args.threads))
-        out = subprocess.run([peer, model, threads, str(PREFILL), str(DECODE), *IDS], env=peer_env, check=True,
-                             capture_output=True, text=True).stdout
+        out = subprocess.run(
+            [peer, model, threads, str(PREFILL), str(DECODE), *IDS],
+            env=peer_env,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         theirs_speed.append(tuple(float(re.search(rf"{k} ([\d.]+)", out)[1]) for k in ("prefill", "decode")))  # type: ignore[index]
     roof = read_roof_gb_per_s(model)
     for i, name in enumerate((f"prefill of {PREFILL}", "decode")):
@@ -123,13 +162,20 @@ def compare(model: str, args: argparse.Namespace, peer: str, peer_env: dict[str,
         print(f"  {name:17} {a:8.1f} tok/s llama.cpp {b:8.1f} tok/s ratio {a / b:.2f}")
     decode = max(s[1] for s in ours_speed)
     gb = decode * os.path.getsize(model) / 1e9
-    print(f"  decode reads      {gb:8.1f} GB/s of the {roof:.1f} GB/s at which the mapping is read ({gb / roof:.0%})")
-    print(f"  peak memory       {peak_mib(ours, dict(os.environ)):8.0f} MiB  llama.cpp {peak_mib(theirs, peer_env):8.0f} MiB"
-          f"  file {os.path.getsize(model) / 2**20:.0f} MiB")
+    print(
+        f"  decode reads      {gb:8.1f} GB/s of the {roof:.1f} GB/s at which the mapping is read ({gb / roof:.0%})"
+    )
+    ours_mib, theirs_mib = peak_mib(ours, dict(os.environ)), peak_mib(theirs, peer_env)
+    file_mib = os.path.getsize(model) / 2**20
+    print(
+        f"  peak memory       {ours_mib:8.0f} MiB  llama.cpp {theirs_mib:8.0f} MiB  file {file_mib:.0f} MiB"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+")
     parser.add_argument("--llama-prefix", type=Path, required=True)
     parser.add_argument("--reflex", default="reflex")
