@@ -184,10 +184,11 @@ class FromWorker(Struct):
 
 
 class TopLogprob(FromWorker, kw_only=True):
-    """One alternative: a token and its log-probability (natural logarithm)."""
+    """One alternative: a token, the bytes it stands for, its log-probability (natural logarithm)."""
 
     token_id: int
     logprob: float
+    bytes: list[int] | UnsetType = UNSET
 
 
 class TokenLogprob(FromWorker, kw_only=True):
@@ -196,6 +197,7 @@ class TokenLogprob(FromWorker, kw_only=True):
     token_id: int
     logprob: float
     top_logprobs: list[TopLogprob] = []
+    bytes: list[int] | UnsetType = UNSET
 
 
 class Usage(FromWorker, kw_only=True):
@@ -214,6 +216,7 @@ class TokenEvent(FromWorker, kw_only=True, tag_field="event", tag="token"):
     text: str
     logprob: float | UnsetType = UNSET
     top_logprobs: list[TopLogprob] | UnsetType = UNSET
+    bytes: list[int] | UnsetType = UNSET
 
 
 class ProgressEvent(FromWorker, kw_only=True, tag_field="event", tag="progress"):

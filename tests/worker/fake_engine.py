@@ -160,18 +160,20 @@ class FakeScoring(FakeTask):
 
 
 class FakeEngine:
-    """options: load_ms, load_error (a kind), n_ctx, chunk, warm_up_ms."""
+    """options: load_ms, gate (a file that loading waits for), load_error (a kind), n_ctx, chunk."""
 
     def __init__(self, path: str, options: dict[str, Any]) -> None:
         time.sleep(options.get("load_ms", 0) / 1000)
+        while "gate" in options and not os.path.exists(options["gate"]):
+            time.sleep(0.005)
         if "load_error" in options or path.startswith("bad"):
             raise FakeError(options.get("load_error", "gguf"), f"{path}: will not load")
         self.chunk = options.get("chunk", 16)
         self._n_ctx = options.get("n_ctx", 100_000_000)
-        self._warm_up_ms = options.get("warm_up_ms", 0)
         self.warmed_up = False
         self.phases = {"launch": 1.0, "gguf_open": 0.5, "model_load": 2.0, "ready_at": 4.0}
         self.special_tokens = {"bos": BOS, "eos": EOS, "add_bos": False, "end_ids": [EOS]}
+        self.control_tokens = [{"id": EOS, "text": "<end>", "user_defined": False}]
         self._path = path
         self._modules_at_load = options.get("modules_at_load", [])
 
@@ -189,7 +191,6 @@ class FakeEngine:
         }
 
     def warm_up(self) -> None:
-        time.sleep(self._warm_up_ms / 1000)
         self.warmed_up = True
 
     def tokenize(
@@ -206,6 +207,9 @@ class FakeEngine:
         if any(i >= N_VOCAB for i in token_ids):
             raise FakeError("invalid_input", f"token_ids: expected ids below {N_VOCAB}")
         return bytes(i for i in token_ids if i < 256).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b"<end>"
 
     def _ids(self, prompt: str | None, ids: Sequence[int] | None, add_bos: bool | None) -> list[int]:
         found = list(ids) if ids is not None else self.tokenize(prompt or "", add_bos=add_bos)

@@ -119,10 +119,11 @@ def test_logprobs_ride_on_tokens_and_in_the_final():
     h = Harness()
     h.tell(prompt="ab", max_tokens=1, stream=True, logprobs=2, prompt_logprobs=1)
     token, final = h.run()
-    top = [TopLogprob(token_id=0, logprob=-1.0), TopLogprob(token_id=1, logprob=-2.0)]
-    assert (token.logprob, token.top_logprobs) == (-0.5, top)
-    assert final.logprobs == [TokenLogprob(token_id=97, logprob=-0.5, top_logprobs=top)]
-    assert final.prompt_logprobs == [TokenLogprob(token_id=98, logprob=-1.0, top_logprobs=top[:1])]
+    top = [TopLogprob(token_id=i, logprob=-1.0 - i, bytes=[i]) for i in range(2)]
+    assert (token.logprob, token.top_logprobs, token.bytes) == (-0.5, top, [97])
+    assert final.logprobs == [TokenLogprob(token_id=97, logprob=-0.5, top_logprobs=top, bytes=[97])]
+    (second,) = final.prompt_logprobs
+    assert second == TokenLogprob(token_id=98, logprob=-1.0, top_logprobs=top[:1], bytes=[98])
 
 
 def test_logprobs_of_zero_alternatives_are_not_null():
@@ -130,7 +131,7 @@ def test_logprobs_of_zero_alternatives_are_not_null():
     h.tell(prompt="ab", max_tokens=1, stream=True, logprobs=0)
     token, final = h.run()
     assert (token.logprob, token.top_logprobs) == (-0.5, [])
-    assert final.logprobs == [TokenLogprob(token_id=97, logprob=-0.5, top_logprobs=[])]
+    assert final.logprobs == [TokenLogprob(token_id=97, logprob=-0.5, top_logprobs=[], bytes=[97])]
 
 
 def test_a_stop_string_and_a_timeout_end_it():
