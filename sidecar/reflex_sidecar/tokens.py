@@ -3,51 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
+from reflex_protocol.messages import TokenEvent, TokenLogprob, TopLogprob
 
+Scored = TokenEvent | TokenLogprob | TopLogprob
 
-class Scored(Protocol):
-    """A token with its log-probability, as the worker tells it."""
-
-    token_id: int
-    logprob: float | UnsetType
-
-
-def piece(scored: Any) -> tuple[str, bytes]:
-    """A token's text and bytes. A worker that does not tell them leaves the id to show."""
-    text = getattr(scored, "piece", None)
-    raw = getattr(scored, "bytes", None)
-    if isinstance(raw, list):
-        data = bytes(raw)
-        return data.decode("utf-8", "replace"), data
-    if isinstance(text, str):
-        return text, text.encode()
-    named = f"token_id:{scored.token_id}"
-    return named, named.encode()
+# JSON has no minus infinity; OpenAI writes this for what cannot happen.
+IMPOSSIBLE: Final = -9999.0
 
 
-# The API has no minus infinity; OpenAI writes this for what cannot happen.
-IMPOSSIBLE = -9999.0
+def piece(scored: Scored) -> tuple[str, bytes]:
+    """A token's text and bytes. Of a worker too old to tell them, the id."""
+    if scored.bytes is UNSET:
+        named = f"token_id:{scored.token_id}"
+        return named, named.encode()
+    data = bytes(scored.bytes)
+    try:
+        return data.decode(), data
+    except UnicodeDecodeError:  # part of a character, shown as OpenAI shows it
+        return "bytes:" + "".join(f"\\x{b:02x}" for b in data), data
 
 
-def number(logprob: float | UnsetType | None) -> float:
+def number(scored: Scored) -> float:
     """A log-probability that JSON can hold."""
-    if logprob is None or isinstance(logprob, UnsetType) or logprob < IMPOSSIBLE:
-        return IMPOSSIBLE
-    return logprob
+    return IMPOSSIBLE if scored.logprob is UNSET else max(IMPOSSIBLE, scored.logprob)
 
 
-def chat_entry(scored: Any) -> dict[str, Any]:
+def chat_entry(scored: TokenEvent | TokenLogprob) -> dict[str, Any]:
     """A token of `logprobs.content`."""
-    top = [] if scored.top_logprobs is UNSET else scored.top_logprobs
-    return {**_entry(scored), "top_logprobs": [_entry(t) for t in top]}
+    return {**_entry(scored), "top_logprobs": [_entry(t) for t in _top(scored)]}
 
 
-def _entry(scored: Any) -> dict[str, Any]:
+def _entry(scored: Scored) -> dict[str, Any]:
     text, data = piece(scored)
-    return {"token": text, "logprob": number(scored.logprob), "bytes": list(data)}
+    return {"token": text, "logprob": number(scored), "bytes": list(data)}
+
+
+def _top(scored: TokenEvent | TokenLogprob) -> list[TopLogprob]:
+    return [] if scored.top_logprobs is UNSET else scored.top_logprobs
 
 
 class LegacyLogprobs:
@@ -62,25 +57,22 @@ class LegacyLogprobs:
 
     def first(self, text: str) -> None:
         """A token that nothing predicted."""
-        self._push(text, None, None)
+        self._push(text, len(text), None, None)
 
-    def add(self, scored: Sequence[Any]) -> None:
+    def add(self, scored: Sequence[TokenEvent | TokenLogprob]) -> None:
         """More tokens."""
         for token in scored:
-            text, _ = piece(token)
-            top = (
-                {}
-                if token.top_logprobs is UNSET
-                else {piece(t)[0]: number(t.logprob) for t in token.top_logprobs}
-            )
-            self._push(text, number(token.logprob), top)
+            text, data = piece(token)
+            top = {piece(t)[0]: number(t) for t in _top(token)}
+            # Characters that begin in this token: continuation bytes count for the one before.
+            self._push(text, sum(b & 0xC0 != 0x80 for b in data), number(token), top)
 
-    def _push(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
+    def _push(self, text: str, length: int, logprob: float | None, top: dict[str, float] | None) -> None:
         self.tokens.append(text)
         self.token_logprobs.append(logprob)
         self.top_logprobs.append(top)
         self.text_offset.append(self._offset)
-        self._offset += len(text)
+        self._offset += length
 
     def body(self) -> dict[str, Any]:
         """As JSON has it."""

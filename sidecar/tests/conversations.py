@@ -144,7 +144,10 @@ OWN_TEMPLATES = {
         "{% if strftime_now is defined %}{{ strftime_now('%Y') | length }}{% endif %}\n"
         "{{ eos_token }}"
     ),
-    "raises": "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages | length }}",
+    "raises": (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{{ messages | length }}"
+    ),
 }
 
 

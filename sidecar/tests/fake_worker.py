@@ -352,9 +352,8 @@ def top(token: int, n: int) -> list[TopLogprob]:
 
 
 def name(scored: Any) -> Any:
-    """Adds the token's bytes where the message has a field for them."""
-    if hasattr(scored, "bytes"):
-        scored.bytes = list(piece(scored.token_id))
+    """Adds the token's bytes."""
+    scored.bytes = list(piece(scored.token_id))
     return scored
 
 

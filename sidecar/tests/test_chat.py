@@ -159,6 +159,7 @@ def test_log_probabilities(server: Server):
     choice = server.chat("[[say:ab]]", logprobs=True, top_logprobs=2).json()["choices"][0]
     content = choice["logprobs"]["content"]
     assert len(content) == 2 and all(len(e["top_logprobs"]) == 2 for e in content)
+    assert [(e["token"], e["bytes"]) for e in content] == [("a", [97]), ("b", [98])]
     assert all(set(e) == {"token", "logprob", "bytes", "top_logprobs"} for e in content)
     assert (
         server.chat("[[say:ab]]", logprobs=True).json()["choices"][0]["logprobs"]["content"][0][

@@ -52,7 +52,8 @@ def test_prompt_log_probabilities_with_echo_and_nothing_written(server: Server):
     logprobs = choice["logprobs"]
     assert choice["text"] == "[[say:x]] abc" and choice["finish_reason"] == "length"
     n = len("[[say:x]] abc")
-    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == n
+    assert "".join(logprobs["tokens"]) == "[[say:x]] abc" and len(logprobs["token_logprobs"]) == n
+    assert logprobs["text_offset"] == list(range(n))
     assert logprobs["token_logprobs"][0] is None and all(p <= 0 for p in logprobs["token_logprobs"][1:])
     assert logprobs["top_logprobs"][0] is None and len(logprobs["top_logprobs"][1]) == 1
     assert body["usage"]["completion_tokens"] == 0
@@ -62,8 +63,16 @@ def test_log_probabilities_of_what_was_written(server: Server):
     logprobs = server.post("/v1/completions", prompt="[[say:ab]]", logprobs=0).json()["choices"][0][
         "logprobs"
     ]
-    assert len(logprobs["tokens"]) == 2 and logprobs["top_logprobs"] == [{}, {}]
-    assert logprobs["text_offset"][0] == 0
+    assert logprobs["tokens"] == ["a", "b"] and logprobs["top_logprobs"] == [{}, {}]
+    assert logprobs["text_offset"] == [0, 1]
+
+
+def test_log_probabilities_of_parts_of_characters(server: Server):
+    logprobs = server.post("/v1/completions", prompt="[[say:é!]]", logprobs=0).json()["choices"][0][
+        "logprobs"
+    ]
+    assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
+    assert logprobs["text_offset"] == [0, 1, 1]
 
 
 def test_a_stream_says_the_same(server: Server):

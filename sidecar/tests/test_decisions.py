@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from conftest import Server
-from test_chat import error_of
-
 from reflex_sidecar.judge import entropy_bits, softmax
 from reflex_sidecar.routes.systemone import choice_confidence, score_confidence
+from test_chat import error_of
 
 QUESTIONS: dict[str, Any] = {
     "route": {"type": "choice", "instructions": "Which team?", "criteria": {"sales": "buying", "it": None}},
@@ -41,8 +40,8 @@ def test_questions_share_the_state_in_one_request(server: Server):
     candidates = [text(c) for c in request["candidate_token_ids"]]
     assert len(candidates) == 2 + 3 + 2
     assert candidates[0] == (
-        "Which team?\n\nOptions:\n- it\n- sales: buying\n\nAnswer with exactly one of the options.<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\nit<|im_end|>"
+        "Which team?\n\nOptions:\n- it\n- sales: buying\n\nAnswer with exactly one of the options."
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nit<|im_end|>"
     )
     assert candidates[2].startswith('{"ask": "How urgent?"}\n\nOptions:\n- 0: low\n- 1: mid\n- 2: high\n')
     assert candidates[5].endswith("</think>\n\ntrue<|im_end|>")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import pytest
-
 from reflex_sidecar.output.answer import AnswerSplitter
 from reflex_sidecar.output.calls import format_of
 from reflex_sidecar.output.parts import Call, Part, Text, Thought, held_back
@@ -45,8 +45,7 @@ def merged(parts: list[Part]) -> list[Part]:
 def split(text: str, cuts: list[int], **options: Any) -> list[Part]:
     splitter = AnswerSplitter(**options)
     parts: list[Part] = []
-    edges = [0, *cuts, len(text)]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise([0, *cuts, len(text)]):
         parts += splitter.feed(text[a:b])
     return merged(parts + splitter.finish())
 

@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from conftest import Server, StartServer
-from test_chat import error_of
-
 from reflex_sidecar import options
+from test_chat import error_of
 
 
 def test_tokenize_and_back(server: Server):

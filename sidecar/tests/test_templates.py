@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from conftest import HERE, SHARED_TEMPLATES
 from conversations import OWN_TEMPLATES, SPECIALS, cases
-
 from reflex_sidecar.rendering import renderer as renderer_module
 from reflex_sidecar.rendering.child import Failed, TemplateRenderer
 from reflex_sidecar.rendering.marking import CannotMark, Marks, Spellings, spans_between
@@ -255,14 +254,18 @@ def test_what_templates_disagree_on_is_offered_in_the_spelling_they_expect():
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
     ]
-    as_text = "{% for m in messages %}{{ m.content + 'x' }}{% for c in m.tool_calls %}{{ c.function.arguments + '' }}"
-    answer = TemplateRenderer(as_text + "{% endfor %}{% endfor %}", CONTROLS).render(job(conversation))
+    as_text = (
+        "{% for m in messages %}{{ m.content + 'x' }}"
+        "{% for c in m.tool_calls %}{{ c.function.arguments + '' }}{% endfor %}{% endfor %}"
+    )
+    answer = TemplateRenderer(as_text, CONTROLS).render(job(conversation))
     assert answer["prompt"] == 'xxx{"a": 1}'
 
 
 # ---- the render process --------------------------------------------------------------------------
 
 TIMEOUT_S = 1.0
+HANG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -290,7 +293,7 @@ async def test_the_process_renders():
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}",
+        HANG,
         "{% set n = 99999999 %}{{ 9 ** n }}",  # inside one long operation of the interpreter
     ],
 )
@@ -305,7 +308,8 @@ async def test_a_template_that_hangs_is_stopped(source: str):
     "source",
     [
         "{{ 'a' * (10 ** 10) }}",
-        "{% set ns = namespace(x='a' * 1000) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x='a' * 1000) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}"
+        "{% endfor %}{{ ns.x }}",
         "{{ [0] * 10 ** 9 }}",
         "{{ '%9999999999d' | format(1) }}",
     ],
@@ -357,7 +361,7 @@ async def test_the_process_can_open_nothing_and_knows_no_environment(monkeypatch
 
 async def test_after_a_kill_the_next_render_works():
     renderer = Renderer(TIMEOUT_S, 128, 1 << 20)
-    source = "{% if messages[0].content == 'hang' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}ok"
+    source = "{% if messages[0].content == 'hang' %}" + HANG + "{% endif %}ok"
     try:
         await renderer.use(source, CONTROLS, SPECIALS)
         with pytest.raises(RenderFailed, match="longer than 1 s"):
@@ -369,7 +373,7 @@ async def test_after_a_kill_the_next_render_works():
 
 async def test_a_template_that_keeps_hanging_rests(monkeypatch: pytest.MonkeyPatch):
     renderer = Renderer(0.1, 128, 1 << 20)
-    source = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    source = HANG
     try:
         await renderer.use(source, CONTROLS, SPECIALS)
         for _ in range(renderer_module.REST_AFTER):
@@ -383,7 +387,8 @@ async def test_a_template_that_keeps_hanging_rests(monkeypatch: pytest.MonkeyPat
 
 async def test_a_cancelled_render_does_not_answer_the_next_one():
     renderer = Renderer(TIMEOUT_S, 128, 1 << 20)
-    source = "{% if messages[0].content == 'slow' %}{% for a in range(99999) %}{% for b in range(30) %}{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
+    slow = HANG.replace("99999", "30", 1)
+    source = "{% if messages[0].content == 'slow' %}" + slow + "{% endif %}{{ messages[0].content }}"
     try:
         await renderer.use(source, CONTROLS, SPECIALS)
         task = asyncio.create_task(renderer.render([{"role": "user", "content": "slow"}]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
 from reflex_sidecar.errors import ApiError
 from reflex_sidecar.turns import Turns
 

@@ -162,10 +162,11 @@ async def _echoed(job: Job, plan: _Plan, prompt: str | list[int]) -> str:
 
 
 def _echoed_logprobs(into: LegacyLogprobs, text: str, final: GenerateFinal) -> None:
-    """The prompt's tokens: the first is what the others leave of the text."""
+    """The prompt's tokens: the first is what the others leave of the text's bytes."""
     scored = final.prompt_logprobs or []
-    rest = sum(len(piece(t)[0]) for t in scored)
-    into.first(text[: max(0, len(text) - rest)])
+    data = text.encode()
+    rest = sum(len(piece(t)[1]) for t in scored)
+    into.first(data[: max(0, len(data) - rest)].decode("utf-8", "replace"))
     into.add(scored)
 
 
