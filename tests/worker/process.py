@@ -175,6 +175,14 @@ class Dialled(Lines):
         self.socket.close()
 
 
+def delivered(pid: int, number: int) -> bool:
+    """Whether a signal sent to a process has reached it: two that wait are one."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("ShdPnd:"):
+            return not int(line.split()[1], 16) & 1 << (number - 1)
+    raise AssertionError("no ShdPnd")
+
+
 def eventually(condition: Callable[[], bool]) -> bool:
     """Whether it becomes true within WAIT seconds."""
     deadline = time.monotonic() + WAIT

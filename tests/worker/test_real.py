@@ -281,17 +281,25 @@ async def test_cancel_while_it_decodes_and_while_it_reads_the_prompt():
             prompt_token_ids=token * (CONTEXT - 1), max_tokens=0, prompt_logprobs=1000, progress=True
         )
         for request, kind in ((decoding, TokenEvent), (reading, ProgressEvent)):
-            exchange = await worker.submit(request)
-            async for event in exchange:
-                assert isinstance(event, kind)
-                break
-            await worker.ping(timeout=WAIT)
-            exchange.cancel()
-            with pytest.raises(Cancelled) as e:
-                await exchange.final(WAIT)
-            assert len(e.value.token_ids) < CONTEXT - 1
-            assert bool(e.value.token_ids) == (kind is TokenEvent)
+            so_far = await cancelled_at_its_first_event(worker, request, kind)
+            assert len(so_far.token_ids) < CONTEXT - 1
+            assert bool(so_far.token_ids) == (kind is TokenEvent)
         assert (await worker.generate("Once", max_tokens=1, timeout=WAIT)).token_ids
+
+
+async def cancelled_at_its_first_event(worker, request, kind) -> Cancelled:
+    """On a busy machine the request may be done before we are scheduled again: then once more."""
+    for _ in range(10):
+        exchange = await worker.submit(request)
+        async for event in exchange:
+            assert isinstance(event, kind)
+            break
+        exchange.cancel()
+        try:
+            await exchange.final(WAIT)
+        except Cancelled as e:
+            return e
+    raise AssertionError("never cancelled")
 
 
 async def test_many_clients_of_one_worker_each_get_their_own():

@@ -14,7 +14,7 @@ from reflex_protocol import DEFAULT_MAX_LINE_BYTES
 from reflex_protocol.client import Cancelled, WorkerDied, WorkerError
 from reflex_protocol.messages import GenerateFinal, ProgressEvent, Request, TokenEvent
 
-from .process import LIMIT, WAIT, alive, eventually, fake_argv, stdio_worker
+from .process import LIMIT, WAIT, alive, delivered, eventually, fake_argv, stdio_worker
 
 
 def run_to_end(data: bytes, **options) -> tuple[int, list[dict], str]:
@@ -181,11 +181,12 @@ async def test_ping_and_hello_are_answered_while_a_request_runs(spawn):
         await running.final(WAIT)
 
 
-async def test_ping_and_hello_are_answered_while_the_model_loads(spawn):
-    worker = await spawn(wait_ready=False, engine={"load_ms": 1500})
+async def test_ping_and_hello_are_answered_while_the_model_loads(spawn, tmp_path):
+    worker = await spawn(wait_ready=False, engine={"gate": str(tmp_path / "gate")})
     hello = await worker.hello(timeout=WAIT)
     await worker.ping(timeout=WAIT)
     assert (hello.state, hello.model) == ("loading", None)
+    (tmp_path / "gate").touch()
     assert (await worker.generate("ab", max_tokens=1, timeout=WAIT)).text == "a"
     assert (await worker.hello(timeout=WAIT)).state == "ready"
 
@@ -206,14 +207,15 @@ async def test_cancel_while_it_runs(spawn, prompt):
     assert (await worker.generate("ab", max_tokens=1, timeout=WAIT)).text == "a"
 
 
-async def test_cancel_of_a_queued_request_and_of_one_while_the_model_loads(spawn):
-    worker = await spawn(wait_ready=False, engine={"load_ms": 1500})
+async def test_cancel_of_a_queued_request_while_the_model_loads(spawn, tmp_path):
+    worker = await spawn(wait_ready=False, engine={"gate": str(tmp_path / "gate")})
     first = await worker.submit(Request(prompt="ab", max_tokens=1))
     second = await worker.submit(Request(prompt="ab", max_tokens=1))
     third = await worker.submit(Request(prompt="ab", max_tokens=1))
     second.cancel()
     await worker.ping(timeout=WAIT)
     assert not second.done, "its place is after the first"
+    (tmp_path / "gate").touch()
     assert (await first.final(WAIT)).text == "a"
     with pytest.raises(Cancelled):
         await second.final(WAIT)
@@ -294,7 +296,8 @@ def test_a_second_sigterm_stops_at_once_even_inside_a_step():
         worker.tell(id="h", prompt="hang:", progress=True)
         worker.hear_until("progress")
         worker.popen.terminate()
-        assert worker.silent(0.3) and worker.popen.poll() is None
+        assert eventually(lambda: delivered(worker.popen.pid, signal.SIGTERM))
+        assert worker.silent(0.1) and worker.popen.poll() is None
         worker.popen.terminate()
         assert worker.status() == 128 + signal.SIGTERM
 

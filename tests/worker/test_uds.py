@@ -14,7 +14,7 @@ import pytest
 from reflex_protocol.client import AsyncClient, Client
 from reflex_protocol.messages import Request
 
-from .process import LIMIT, WAIT, Dialled, alive, eventually, fake_argv, stdio_worker, uds_worker
+from .process import LIMIT, WAIT, Dialled, alive, delivered, eventually, fake_argv, stdio_worker, uds_worker
 
 
 def fails(path, **options) -> tuple[int, str]:
@@ -48,10 +48,11 @@ def test_the_ready_line_names_the_socket(folder):
 
 
 def test_the_socket_is_there_while_the_model_loads(folder):
-    with uds_worker(folder / "s", ready=False, engine={"load_ms": 1500}) as worker:
+    with uds_worker(folder / "s", ready=False, engine={"gate": str(folder / "gate")}) as worker:
         assert eventually(lambda: (folder / "s").exists())
         with Client.connect(str(folder / "s")) as client:
             assert client.hello(timeout=WAIT).state == "loading"
+            (folder / "gate").touch()
             assert client.generate("ab", max_tokens=1, timeout=WAIT).text == "a"
         worker.wait_ready()
 
@@ -184,7 +185,8 @@ def test_the_file_is_removed_by_a_second_sigterm_too(folder):
         client.tell(prompt="hang:", progress=True)
         client.hear_until("progress")
         worker.popen.terminate()
-        assert client.silent(0.3)
+        assert eventually(lambda: delivered(worker.popen.pid, signal.SIGTERM))
+        assert client.silent(0.1)
         worker.popen.terminate()
         assert worker.status() == 128 + signal.SIGTERM
         assert not (folder / "s").exists()
@@ -315,12 +317,13 @@ def test_a_client_that_leaves_cancels_its_requests(folder, stage, half_closed):
 
 
 def test_a_client_that_leaves_while_the_model_loads(folder):
-    with uds_worker(folder / "s", ready=False, engine={"load_ms": 1000}):
+    with uds_worker(folder / "s", ready=False, engine={"gate": str(folder / "gate")}):
         assert eventually(lambda: (folder / "s").exists())
         with Dialled(folder / "s") as client:
             client.tell(prompt="slow:", max_tokens=100_000)
             client.tell(type="ping")
             client.hear()
+        (folder / "gate").touch()
         with Dialled(folder / "s") as after:
             after.tell(id="after", prompt="ab", max_tokens=1)
             assert after.hear()["id"] == "after"
