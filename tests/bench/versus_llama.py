@@ -162,13 +162,11 @@ def compare(model: str, args: argparse.Namespace, peer: str, peer_env: dict[str,
         print(f"  {name:17} {a:8.1f} tok/s llama.cpp {b:8.1f} tok/s ratio {a / b:.2f}")
     decode = max(s[1] for s in ours_speed)
     gb = decode * os.path.getsize(model) / 1e9
-    print(
-        f"  decode reads      {gb:8.1f} GB/s of the {roof:.1f} GB/s at which the mapping is read ({gb / roof:.0%})"
-    )
+    print(f"  decode reads      {gb:8.1f} GB/s, the mapping is read at {roof:.1f} GB/s ({gb / roof:.0%})")
     ours_mib, theirs_mib = peak_mib(ours, dict(os.environ)), peak_mib(theirs, peer_env)
     file_mib = os.path.getsize(model) / 2**20
     print(
-        f"  peak memory       {ours_mib:8.0f} MiB  llama.cpp {theirs_mib:8.0f} MiB  file {file_mib:.0f} MiB"
+        f"  peak memory       {ours_mib:8.0f} MiB   llama.cpp {theirs_mib:8.0f} MiB   file {file_mib:.0f} MiB"
     )
 
 
