@@ -125,6 +125,48 @@ struct Add {
   ValueId a, b, out;
 };
 
+/// y = x * sigmoid(gate)          gate as wide as x, or one value per row
+struct SigmoidGate {
+  ValueId in, gate, out;
+};
+
+/// A mixture of experts. From the router's logits (E per row), scores = gating(logits); the n_used
+/// best experts by score + bias are chosen, ties to the lower id, where groups are set only out of
+/// the n_groups_used best groups of E / n_groups neighbours. Their weights are their scores, divided
+/// by the scores' sum where `renormalise` says, times `scale`; then, in ascending order of e,
+/// y[r] = sum_e weight[r, e] * down[e] (silu(gate[e] x[r]) * up[e] x[r])
+/// x, y (R, d); gate, up: ne = {d, F, E}; down: ne = {F, d, E}; bias (E) or kNone
+struct Moe {
+  enum class Gating : uint8_t { softmax, sigmoid };
+  enum class GroupScore : uint8_t { maximum, best_two };  ///< a group's: its best, or its two best summed
+  ValueId in, router, out;
+  WeightId gate, up, down;
+  WeightId bias = kNone;
+  int32_t n_experts = 0, n_used = 0;
+  int32_t n_groups = 1, n_groups_used = 1;
+  Gating gating = Gating::softmax;
+  GroupScore group_score = GroupScore::maximum;
+  bool renormalise = false;
+  float scale = 1.0f;
+};
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a state of C + P values a token:
+/// c[r] = [rms_norm(kv[r, :C]) ; rotate(kv[r, C:])], with q[r, h] = [qn (N) ; qp (P)], qp rotated,
+/// p = softmax_s(scale * (Kb[h] c[s, :C] . qn + c[s, C:] . qp)),  o[r, h] = Vb[h] sum_s p[s] c[s, :C]
+/// q (R or O, H * (N + P)); kv (R, C + P); out (R or O, H * hd_v); norm (C). Kb (H, N, C) and Vb
+/// (H, hd_v, C) come either as k_b with ne = {N, C, H}, transposed, and v_b with ne = {C, hd_v, H}, or
+/// as one kv_b with ne = {C, H * (N + hd_v)}, a head's N rows before its hd_v.
+struct LatentAttention {
+  ValueId q, kv, out;
+  WeightId norm;
+  float eps;
+  WeightId k_b = kNone, v_b = kNone, kv_b = kNone;
+  RopeId rope;
+  StateId state;
+  int32_t n_heads, n_latent, nope_dim, rope_dim, v_head_dim;
+  float scale;
+};
+
 /// y[o] = x[outputs[o]]: from here on only output rows are computed
 struct SelectOutputs {
   ValueId in, out;
@@ -138,7 +180,11 @@ struct Head {
   WeightId bias = kNone;
 };
 
-using Op = std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head>;
+using Op = std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head,
+                        SigmoidGate, Moe, LatentAttention>;
+
+/// "Linear": for errors.
+const char* op_name(const Op& op);
 
 /// A model as data: what a model file emits and a backend compiles.
 struct Plan {

@@ -9,13 +9,6 @@ namespace reflex {
 
 namespace {
 
-const char* op_name(const Op& op) {
-  static const char* const names[] = {"Embed",  "RmsNorm", "Linear",        "Rope", "Attention",
-                                      "SwiGlu", "Add",     "SelectOutputs", "Head"};
-  static_assert(std::variant_size_v<Op> == sizeof(names) / sizeof(names[0]));
-  return names[op.index()];
-}
-
 class Checker {
  public:
   explicit Checker(const Plan& plan) : plan_(plan), written_(plan.values.size(), false) {}
@@ -59,14 +52,15 @@ class Checker {
       bad(format("%s is weight %d, expected one of %zu", role, w, plan_.weights.size()));
     return plan_.weights[static_cast<size_t>(w)];
   }
-  // ne = {n_in, n_out}, a computable type, whole blocks per row, and all the bytes there.
-  void shape(WeightId id, const char* role, int64_t n_in, int64_t n_out) const {
+  // ne = {n_in, n_out, n_stack}, a computable type, whole blocks per row, and all the bytes there.
+  void shape(WeightId id, const char* role, int64_t n_in, int64_t n_out, int64_t n_stack = 1) const {
     const Weight& w = weight(id, role);
-    if (w.ne[0] != n_in || w.ne[1] != n_out || w.ne[2] != 1 || w.ne[3] != 1)
-      fail(ErrorKind::gguf, "tensor '%s' (%s): expected shape [%lld, %lld], found [%lld, %lld, %lld, %lld]",
+    if (w.ne[0] != n_in || w.ne[1] != n_out || w.ne[2] != n_stack || w.ne[3] != 1)
+      fail(ErrorKind::gguf,
+           "tensor '%s' (%s): expected shape [%lld, %lld, %lld], found [%lld, %lld, %lld, %lld]",
            w.name.c_str(), role, static_cast<long long>(n_in), static_cast<long long>(n_out),
-           static_cast<long long>(w.ne[0]), static_cast<long long>(w.ne[1]), static_cast<long long>(w.ne[2]),
-           static_cast<long long>(w.ne[3]));
+           static_cast<long long>(n_stack), static_cast<long long>(w.ne[0]), static_cast<long long>(w.ne[1]),
+           static_cast<long long>(w.ne[2]), static_cast<long long>(w.ne[3]));
     const TypeInfo* type = find_type(static_cast<uint32_t>(w.type));
     if (!type || !can_dequantize(w.type))
       fail(ErrorKind::unsupported, "tensor '%s': type %s (%u) cannot be computed with", w.name.c_str(),
@@ -74,7 +68,7 @@ class Checker {
     if (n_in % type->block_values != 0)
       fail(ErrorKind::gguf, "tensor '%s': rows of %lld values, expected a multiple of %u for type %s",
            w.name.c_str(), static_cast<long long>(n_in), type->block_values, type->name);
-    const size_t need = row_bytes(w.type, static_cast<size_t>(n_in)) * static_cast<size_t>(n_out);
+    const size_t need = row_bytes(w.type, static_cast<size_t>(n_in)) * static_cast<size_t>(n_out * n_stack);
     if (!w.data || w.nbytes < need)
       fail(ErrorKind::gguf, "tensor '%s': expected %zu bytes of data, found %zu", w.name.c_str(), need,
            w.data ? w.nbytes : 0);
@@ -105,13 +99,16 @@ class Checker {
   void check(const Rope& op) {
     const ValueSpec& in = input(op.in, "in");
     same(output(op.out), in, "out");
-    if (op.rope < 0 || static_cast<size_t>(op.rope) >= plan_.ropes.size())
-      bad(format("rope is table %d, expected one of %zu", op.rope, plan_.ropes.size()));
-    const RopeSpec& r = plan_.ropes[static_cast<size_t>(op.rope)];
     if (op.n_heads < 1 || in.width % op.n_heads != 0)
       bad(format("n_heads: expected a divisor of width %d, found %d", in.width, op.n_heads));
-    if (r.n_rot < 2 || r.n_rot % 2 != 0 || r.n_rot > in.width / op.n_heads)
-      bad(format("n_rot: expected even and at most %d, found %d", in.width / op.n_heads, r.n_rot));
+    rope_table(op.rope, in.width / op.n_heads);
+  }
+  void rope_table(RopeId id, int32_t head_dim) const {
+    if (id < 0 || static_cast<size_t>(id) >= plan_.ropes.size())
+      bad(format("rope is table %d, expected one of %zu", id, plan_.ropes.size()));
+    const RopeSpec& r = plan_.ropes[static_cast<size_t>(id)];
+    if (r.n_rot < 2 || r.n_rot % 2 != 0 || r.n_rot > head_dim)
+      bad(format("n_rot: expected even and at most %d, found %d", head_dim, r.n_rot));
     if (r.inv_freq.size() != static_cast<size_t>(r.n_rot / 2))
       bad(format("inv_freq: expected %d values, found %zu", r.n_rot / 2, r.inv_freq.size()));
   }
@@ -152,6 +149,57 @@ class Checker {
     same(input(op.b, "b"), a, "b");
     same(output(op.out), a, "out");
   }
+  void check(const SigmoidGate& op) {
+    const ValueSpec& in = input(op.in, "in");
+    const ValueSpec& gate = input(op.gate, "gate");
+    if (gate.rows != in.rows || (gate.width != 1 && gate.width != in.width))
+      bad(format("gate: expected width 1 or %d and the same rows, found width %d", in.width, gate.width));
+    same(output(op.out), in, "out");
+  }
+  void check(const Moe& op) {
+    const ValueSpec& in = input(op.in, "in");
+    const ValueSpec& router = input(op.router, "router");
+    same(output(op.out), in, "out");
+    if (router.rows != in.rows || op.n_experts < 1 || router.width != op.n_experts)
+      bad(format("router: expected width %d and the same rows, found width %d", op.n_experts, router.width));
+    if (op.n_used < 1 || op.n_used > op.n_experts)
+      bad(format("n_used: expected 1 to %d, found %d", op.n_experts, op.n_used));
+    if (op.n_groups < 1 || op.n_experts % op.n_groups != 0)
+      bad(format("n_groups: expected a divisor of %d, found %d", op.n_experts, op.n_groups));
+    if (op.n_groups_used < 1 || op.n_groups_used > op.n_groups ||
+        op.n_experts / op.n_groups * op.n_groups_used < op.n_used)
+      bad(format("n_groups_used: expected 1 to %d, holding %d experts, found %d", op.n_groups, op.n_used,
+                 op.n_groups_used));
+    const int64_t n_ff = weight(op.gate, "gate").n_out();
+    shape(op.gate, "gate", in.width, n_ff, op.n_experts);
+    shape(op.up, "up", in.width, n_ff, op.n_experts);
+    shape(op.down, "down", n_ff, in.width, op.n_experts);
+    optional_vector(op.bias, "bias", op.n_experts);
+  }
+  void check(const LatentAttention& op) {
+    const ValueSpec& q = input(op.q, "q");
+    const ValueSpec& kv = input(op.kv, "kv");
+    const ValueSpec& out = output(op.out);
+    if (op.n_heads < 1 || op.n_latent < 1 || op.nope_dim < 1 || op.rope_dim < 2 || op.v_head_dim < 1)
+      bad(format("expected positive sizes, found %d heads of %d + %d, %d, latent %d", op.n_heads, op.nope_dim,
+                 op.rope_dim, op.v_head_dim, op.n_latent));
+    width(q, "q", op.n_heads, op.nope_dim + op.rope_dim);
+    width(kv, "kv", 1, op.n_latent + op.rope_dim);
+    width(out, "out", op.n_heads, op.v_head_dim);
+    if (kv.rows != Rows::all) bad("kv: expected all rows");
+    if (q.rows != out.rows) bad("out: expected the same rows as q");
+    state(op.state, "state", kv.width);
+    rope_table(op.rope, op.rope_dim);
+    if (plan_.ropes[static_cast<size_t>(op.rope)].n_rot != op.rope_dim)
+      bad(format("rope: expected to turn all %d values", op.rope_dim));
+    shape(op.norm, "norm", op.n_latent, 1);
+    if (op.kv_b != kNone) {
+      shape(op.kv_b, "kv_b", op.n_latent, static_cast<int64_t>(op.n_heads) * (op.nope_dim + op.v_head_dim));
+    } else {
+      shape(op.k_b, "k_b", op.nope_dim, op.n_latent, op.n_heads);
+      shape(op.v_b, "v_b", op.n_latent, op.v_head_dim, op.n_heads);
+    }
+  }
   void check(const SelectOutputs& op) {
     const ValueSpec& in = input(op.in, "in");
     const ValueSpec& out = output(op.out);
@@ -172,6 +220,14 @@ class Checker {
 };
 
 }  // namespace
+
+const char* op_name(const Op& op) {
+  static const char* const names[] = {"Embed",     "RmsNorm",     "Linear", "Rope",
+                                      "Attention", "SwiGlu",      "Add",    "SelectOutputs",
+                                      "Head",      "SigmoidGate", "Moe",    "LatentAttention"};
+  static_assert(std::variant_size_v<Op> == sizeof(names) / sizeof(names[0]));
+  return names[op.index()];
+}
 
 void check_plan(const Plan& plan) { Checker(plan).run(); }
 

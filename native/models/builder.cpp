@@ -13,13 +13,15 @@ std::string shape_text(const uint64_t* ne, uint32_t n_dims) {
   return s + "]";
 }
 
-const gguf::TensorInfo& require(const gguf::File& file, const std::string& name, int64_t n_in,
-                                int64_t n_out) {
+// n_members 0: a matrix or vector of two dimensions or fewer
+const gguf::TensorInfo& require(const gguf::File& file, const std::string& name, int64_t n_in, int64_t n_out,
+                                int64_t n_members = 0) {
   const gguf::TensorInfo* t = file.find_tensor(name);
-  const uint64_t want[2] = {static_cast<uint64_t>(n_in), static_cast<uint64_t>(n_out)};
-  const std::string expected = shape_text(want, n_out == 1 ? 1 : 2);
+  const uint64_t want[3] = {static_cast<uint64_t>(n_in), static_cast<uint64_t>(n_out),
+                            static_cast<uint64_t>(n_members > 0 ? n_members : 1)};
+  const std::string expected = shape_text(want, n_members > 0 ? 3 : n_out == 1 ? 1 : 2);
   if (!t) fail(ErrorKind::gguf, "tensor '%s' is missing (expected shape %s)", name.c_str(), expected.c_str());
-  if (t->ne[0] != want[0] || t->ne[1] != want[1] || t->ne[2] != 1 || t->ne[3] != 1)
+  if (t->ne[0] != want[0] || t->ne[1] != want[1] || t->ne[2] != want[2] || t->ne[3] != 1)
     fail(ErrorKind::gguf, "tensor '%s': expected shape %s, found %s", name.c_str(), expected.c_str(),
          shape_text(t->ne, t->n_dims).c_str());
   if (type_info(t->type).kind == TypeKind::other)
@@ -67,6 +69,10 @@ WeightId Builder::matrix(const std::string& name, int64_t n_in, int64_t n_out) {
   return bind(require(file_, name, n_in, n_out));
 }
 
+WeightId Builder::stack(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_members) {
+  return bind(require(file_, name, n_in, n_out, n_members));
+}
+
 WeightId Builder::vector(const std::string& name, int64_t n) { return bind(require_f32(file_, name, n)); }
 
 std::vector<float> Builder::host_vector(const std::string& name, int64_t n) {
@@ -94,8 +100,8 @@ ValueId Builder::push(int32_t width, Rows rows, T op) {
 
 ValueId Builder::embed(WeightId table) { return push(config_.n_embd, Rows::all, Embed{table, kNone}); }
 
-ValueId Builder::rms_norm(ValueId x, WeightId w, int32_t group) {
-  return push(spec(x).width, spec(x).rows, RmsNorm{x, kNone, w, group, config_.norm_eps});
+ValueId Builder::rms_norm(ValueId x, WeightId w, int32_t group, float eps) {
+  return push(spec(x).width, spec(x).rows, RmsNorm{x, kNone, w, group, eps > 0 ? eps : config_.norm_eps});
 }
 
 ValueId Builder::linear(ValueId x, WeightId w, WeightId bias) {
@@ -104,8 +110,12 @@ ValueId Builder::linear(ValueId x, WeightId w, WeightId bias) {
 }
 
 RopeId Builder::rope_table(RopeSpec::Pairing pairing, const std::vector<float>& divisors) {
-  plan_.ropes.push_back(
+  return rope_table(
       {config_.n_rot, pairing, rope_inv_freq(config_, divisors), rope_magnitude(config_.rope_scaling)});
+}
+
+RopeId Builder::rope_table(RopeSpec spec) {
+  plan_.ropes.push_back(std::move(spec));
   return static_cast<RopeId>(plan_.ropes.size()) - 1;
 }
 
@@ -130,6 +140,19 @@ ValueId Builder::swiglu(ValueId gate, ValueId up) {
 }
 
 ValueId Builder::add(ValueId a, ValueId b) { return push(spec(a).width, spec(a).rows, Add{a, b, kNone}); }
+
+ValueId Builder::sigmoid_gate(ValueId x, ValueId gate) {
+  return push(spec(x).width, spec(x).rows, SigmoidGate{x, gate, kNone});
+}
+
+ValueId Builder::moe(Moe op) { return push(spec(op.in).width, spec(op.in).rows, op); }
+
+ValueId Builder::latent_attention(int32_t layer, LatentAttention op) {
+  op.state = static_cast<StateId>(plan_.states.size());
+  plan_.states.push_back(
+      {block_name(layer, "latent"), StateSpec::Kind::per_token, op.n_latent + op.rope_dim, false});
+  return push(op.n_heads * op.v_head_dim, spec(op.q).rows, op);
+}
 
 ValueId Builder::select_outputs(ValueId x) {
   return push(spec(x).width, Rows::outputs, SelectOutputs{x, kNone});

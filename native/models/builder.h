@@ -19,6 +19,8 @@ class Builder {
   // -- tensors: Error(gguf) names the tensor, what was expected and what was found ----------
   /// W (n_out, n_in), any type that holds weights
   WeightId matrix(const std::string& name, int64_t n_in, int64_t n_out);
+  /// n_members matrices (n_out, n_in) in one tensor: an expert stack, or a matrix per head
+  WeightId stack(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_members);
   /// (n) in F32, as the converter keeps every 1-D tensor
   WeightId vector(const std::string& name, int64_t n);
   /// the same, or kNone where the file has none
@@ -29,14 +31,21 @@ class Builder {
 
   // -- steps ------------------------------------------------------------------------------
   ValueId embed(WeightId table);
-  ValueId rms_norm(ValueId x, WeightId w, int32_t group);
+  /// eps 0: the model's
+  ValueId rms_norm(ValueId x, WeightId w, int32_t group, float eps = 0);
   ValueId linear(ValueId x, WeightId w, WeightId bias = kNone);
   RopeId rope_table(RopeSpec::Pairing pairing, const std::vector<float>& divisors = {});
+  RopeId rope_table(RopeSpec spec);
   ValueId rope(ValueId x, RopeId table, int32_t n_heads);
   /// adds the layer's two states "blk.N.k" and "blk.N.v"
   ValueId attention(int32_t layer, ValueId q, ValueId k, ValueId v);
   ValueId swiglu(ValueId gate, ValueId up);
   ValueId add(ValueId a, ValueId b);
+  ValueId sigmoid_gate(ValueId x, ValueId gate);
+  /// of op: all but out
+  ValueId moe(Moe op);
+  /// of op: all but out and state; adds the layer's state "blk.N.latent"
+  ValueId latent_attention(int32_t layer, LatentAttention op);
   ValueId select_outputs(ValueId x);
   void head(ValueId x, WeightId w);
 

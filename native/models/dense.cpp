@@ -22,12 +22,11 @@ std::vector<float> rope_divisors(Builder& b) {
   return divisors;
 }
 
-ValueId attention_block(Builder& b, const DenseTraits& traits, RopeId rope, int32_t i, ValueId x, bool last) {
+ValueId attention_block(Builder& b, const DenseTraits& traits, RopeId rope, int32_t i, ValueId h, bool last) {
   const Config& c = b.config();
   const auto t = [&](const char* name) { return block_name(i, name); };
   const int32_t nq = c.n_heads * c.head_dim, nk = c.n_kv_heads * c.head_dim, nv = c.n_kv_heads * c.v_head_dim;
 
-  const ValueId h = b.rms_norm(x, b.vector(t("attn_norm.weight"), c.n_embd), c.n_embd);
   // Every row's k and v are needed by later tokens; of the last layer's queries only the outputs'.
   const ValueId hq = last ? b.select_outputs(h) : h;
   ValueId q = b.linear(hq, b.matrix(t("attn_q.weight"), c.n_embd, nq), bias(b, traits, t("attn_q.bias"), nq));
@@ -45,33 +44,45 @@ ValueId attention_block(Builder& b, const DenseTraits& traits, RopeId rope, int3
                   b.optional_vector(t("attn_output.bias"), c.n_embd));
 }
 
-ValueId ffn_block(Builder& b, int32_t i, ValueId x) {
-  const Config& c = b.config();
-  const auto t = [&](const char* name) { return block_name(i, name); };
-  const ValueId h = b.rms_norm(x, b.vector(t("ffn_norm.weight"), c.n_embd), c.n_embd);
-  const ValueId gate = b.linear(h, b.matrix(t("ffn_gate.weight"), c.n_embd, c.n_ff));
-  const ValueId up = b.linear(h, b.matrix(t("ffn_up.weight"), c.n_embd, c.n_ff));
-  return b.linear(b.swiglu(gate, up), b.matrix(t("ffn_down.weight"), c.n_ff, c.n_embd));
-}
-
 }  // namespace
 
-void build_dense(Builder& b, const DenseTraits& traits) {
+ValueId gated_ffn(Builder& b, int32_t layer, ValueId x, int32_t n_ff, const char* suffix) {
   const Config& c = b.config();
-  if (c.n_ff < 1) fail(ErrorKind::gguf, "key '%s.feed_forward_length' is missing", c.arch.c_str());
-  const WeightId embd = b.matrix("token_embd.weight", c.n_embd, c.n_vocab);
-  const RopeId rope = b.rope_table(traits.pairing, rope_divisors(b));
+  if (n_ff < 1) fail(ErrorKind::gguf, "key '%s.feed_forward_length' is missing", c.arch.c_str());
+  const auto t = [&](const char* name) { return block_name(layer, name) + suffix + ".weight"; };
+  const ValueId gate = b.linear(x, b.matrix(t("ffn_gate"), c.n_embd, n_ff));
+  const ValueId up = b.linear(x, b.matrix(t("ffn_up"), c.n_embd, n_ff));
+  return b.linear(b.swiglu(gate, up), b.matrix(t("ffn_down"), n_ff, c.n_embd));
+}
 
+void build_decoder(Builder& b, const LayerPart& attention, const LayerPart& ffn) {
+  const Config& c = b.config();
+  const WeightId embd = b.matrix("token_embd.weight", c.n_embd, c.n_vocab);
   ValueId x = b.embed(embd);
   for (int32_t i = 0; i < c.n_layers; ++i) {
     const bool last = i == c.n_layers - 1;
-    const ValueId a = attention_block(b, traits, rope, i, x, last);
+    const auto norm = [&](const char* name) {
+      return b.rms_norm(x, b.vector(block_name(i, name), c.n_embd), c.n_embd);
+    };
+    const ValueId a = attention(b, i, norm("attn_norm.weight"), last);
     x = b.add(last ? b.select_outputs(x) : x, a);
-    x = b.add(x, ffn_block(b, i, x));
+    x = b.add(x, ffn(b, i, norm("ffn_norm.weight"), last));
   }
   x = b.rms_norm(x, b.vector("output_norm.weight", c.n_embd), c.n_embd);
   // Tied models have no output.weight.
   b.head(x, b.has("output.weight") ? b.matrix("output.weight", c.n_embd, c.n_vocab) : embd);
+}
+
+void build_dense(Builder& b, const DenseTraits& traits) {
+  const RopeId rope = b.rope_table(traits.pairing, rope_divisors(b));
+  build_decoder(
+      b,
+      [&](Builder&, int32_t layer, ValueId h, bool last) {
+        return attention_block(b, traits, rope, layer, h, last);
+      },
+      [&](Builder&, int32_t layer, ValueId h, bool) {
+        return traits.ffn ? traits.ffn(b, layer, h) : gated_ffn(b, layer, h, b.config().n_ff);
+      });
 }
 
 }  // namespace reflex

@@ -58,6 +58,12 @@ class StepBuilder {
       void operator()(const Add& o) { f(o.a), f(o.b); }
       void operator()(const SelectOutputs& o) { f(o.in); }
       void operator()(const Head& o) { f(o.in); }
+      void operator()(const SigmoidGate& o) { f(o.in), f(o.gate); }
+      void operator()(const Moe& o) { f(o.in), f(o.router); }
+      void operator()(const LatentAttention& o) {
+        if (out_needed) f(o.q);
+        f(o.kv);
+      }
     };
     std::visit(Visitor{out_needed, f}, op);
   }
@@ -82,7 +88,9 @@ class StepBuilder {
       const ValueId out = out_of(op);
       const bool out_needed = out != kNone && value_needed_[static_cast<size_t>(out)];
       const bool head = std::holds_alternative<Head>(op);
-      needed_[i] = out_needed || std::holds_alternative<Attention>(op) || (head && with_head_);
+      const bool writes_state =
+          std::holds_alternative<Attention>(op) || std::holds_alternative<LatentAttention>(op);
+      needed_[i] = out_needed || writes_state || (head && with_head_);
       if (needed_[i])
         for_inputs(op, out_needed, [&](ValueId v) { value_needed_[static_cast<size_t>(v)] = true; });
     }
@@ -241,6 +249,13 @@ class StepBuilder {
     push(step);
   }
 
+  void emit(const Moe& op, size_t) { push(MoeStep{op, bias(op.bias, op.n_experts)}); }
+
+  void emit(const LatentAttention& op, size_t) {
+    const Norm n{vector_f32(weight(op.norm), op.n_latent, constants_), op.n_latent, op.eps};
+    push(LatentStep{op, n, value_needed_[static_cast<size_t>(op.out)]});
+  }
+
   // ---- the rest, as they are -----------------------------------------------------------
 
   void emit(const Embed& op, size_t) { push(EmbedStep{op.table, op.out}); }
@@ -249,6 +264,7 @@ class StepBuilder {
   }
   void emit(const Rope& op, size_t) { push(HeadsStep{{{op.in, {}, op.rope, op.n_heads, op.out, kNone}}}); }
   void emit(const SwiGlu& op, size_t) { push(SwiGluStep{op.gate, op.up, op.out}); }
+  void emit(const SigmoidGate& op, size_t) { push(SigmoidGateStep{op.in, op.gate, op.out}); }
   void emit(const Add& op, size_t) { push(AddStep{op.a, op.b, op.out}); }
   void emit(const SelectOutputs& op, size_t) { push(SelectStep{op.in, op.out}); }
 
@@ -301,6 +317,20 @@ Touches touches(const Step& step) {
     void operator()(const SwiGluStep& s) {
       t.reads = {s.gate, s.up};
       t.writes = {s.out};
+    }
+    void operator()(const SigmoidGateStep& s) {
+      t.reads = {s.in, s.gate};
+      t.writes = {s.out};
+    }
+    void operator()(const MoeStep& s) {
+      t.reads = {s.op.in, s.op.router};
+      t.writes = {s.op.out};
+    }
+    void operator()(const LatentStep& s) {
+      t.reads = {s.op.kv};
+      if (!s.with_output) return;
+      t.reads.push_back(s.op.q);
+      t.writes = {s.op.out};
     }
     void operator()(const SelectStep& s) {
       t.reads = {s.in};

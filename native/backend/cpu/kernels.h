@@ -39,8 +39,9 @@ struct AttentionArgs {
   size_t ldq = 0;
   float* out = nullptr;  ///< out + i * ldo: (H, hd_v)
   size_t ldo = 0;
-  const uint8_t* k = nullptr;  ///< state (S, G * hd), f16 or f32
-  const uint8_t* v = nullptr;  ///< state (S, G * hd_v)
+  const uint8_t* k = nullptr;  ///< state: (G, hd) of slot s at value s * ldk, f16 or f32
+  const uint8_t* v = nullptr;  ///< state: (G, hd_v) of slot s at value s * ldv
+  size_t ldk = 0, ldv = 0;
   bool f16 = false;
   int32_t n_heads = 0, n_kv_heads = 0, head_dim = 0, v_head_dim = 0;
   float scale = 1.0f;

@@ -8,26 +8,6 @@
 
 namespace reflex::cpu {
 
-namespace {
-
-constexpr int kCountersPerStep = 2;
-constexpr int32_t kAttentionRows = 16;   ///< query rows of one attention task
-constexpr int32_t kMatmulRows = 64;      ///< most weight rows of one piece
-constexpr int32_t kPiecesPerThread = 8;  ///< aimed at, so that uneven threads even out
-constexpr size_t kLine = 64;
-
-size_t round_line(size_t n) { return (n + kLine - 1) / kLine * kLine; }
-
-/// Weight rows of one piece of a product with n_out rows.
-int32_t grain(int32_t n_out, int threads) {
-  const int32_t even = n_out / (kPiecesPerThread * threads);
-  return std::clamp(even / 16 * 16, 16, kMatmulRows);
-}
-
-int32_t pieces(int32_t n, int32_t grain) { return (n + grain - 1) / grain; }
-
-}  // namespace
-
 PassRun::PassRun(CpuProgram& program, CpuState& state, const Pass& pass, const Visibility& visibility,
                  const StepList& list)
     : program_(program),
@@ -105,6 +85,10 @@ void PassRun::reserve() {
       args.head_dim = a->op.head_dim;
       args.v_head_dim = a->op.v_head_dim;
       scratch = std::max(scratch, kernels_.attention_scratch(args, kAttentionRows) * sizeof(float));
+    } else if (const auto* moe = std::get_if<MoeStep>(&s)) {
+      reserve_moe(moe->op, scratch);
+    } else if (const auto* latent = std::get_if<LatentStep>(&s)) {
+      reserve_latent(latent->op, scratch);
     } else if (const auto* p = std::get_if<HeadsStep>(&s)) {
       for (const HeadsStep::Item& i : p->items)
         scratch = std::max(scratch, static_cast<size_t>(width(i.in)) * sizeof(float));
@@ -187,12 +171,13 @@ void PassRun::prepare(ValueId in, const Norm& norm, const bool (&forms)[kForms],
   });
 }
 
-MatmulArgs PassRun::matmul_args(WeightId id, int32_t n_rows, Form form, int t) const {
+MatmulArgs PassRun::matmul_args(WeightId id, int32_t n_rows, Form form, int t, int32_t member) const {
   const Weight& w = program_.plan_.weights[static_cast<size_t>(id)];
   MatmulArgs a;
   a.type = static_cast<uint32_t>(w.type);
   a.w = static_cast<const uint8_t*>(w.data);
   a.row_bytes = row_bytes(w.type, static_cast<size_t>(w.n_in()));
+  a.w += static_cast<size_t>(w.n_out() * member) * a.row_bytes;
   a.n_in = static_cast<int32_t>(w.n_in());
   a.form = form;
   a.act = program_.act_[static_cast<int>(form)].data();
@@ -277,6 +262,12 @@ void PassRun::step(const MatmulStep& s, Counter* counters, int t) {
   });
 }
 
+const float* PassRun::rope_row(RopeId rope, int32_t r) const {
+  const auto n_rot = static_cast<size_t>(program_.plan_.ropes[static_cast<size_t>(rope)].n_rot);
+  return reinterpret_cast<const float*>(program_.rope_.data()) + rope_at_[static_cast<size_t>(rope)] +
+         static_cast<size_t>(r) * n_rot;
+}
+
 // Row i of an item's input: norm, rope, then to its value and state.
 void PassRun::heads_row(const HeadsStep::Item& item, int32_t i, int t) {
   const int32_t n = width(item.in);
@@ -290,10 +281,7 @@ void PassRun::heads_row(const HeadsStep::Item& item, int32_t i, int t) {
     std::memcpy(y, x, static_cast<size_t>(n) * sizeof(float));
   if (item.rope != kNone) {
     const RopeSpec& spec = program_.plan_.ropes[static_cast<size_t>(item.rope)];
-    const float* cs = reinterpret_cast<const float*>(program_.rope_.data()) +
-                      rope_at_[static_cast<size_t>(item.rope)] +
-                      static_cast<size_t>(r) * static_cast<size_t>(spec.n_rot);
-    kernels_.rope(y, cs, item.n_heads, n / item.n_heads, spec.n_rot,
+    kernels_.rope(y, rope_row(item.rope, r), item.n_heads, n / item.n_heads, spec.n_rot,
                   spec.pairing == RopeSpec::Pairing::adjacent);
   }
   if (item.state == kNone) return;
@@ -325,6 +313,8 @@ void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
   a.ldo = static_cast<size_t>(width(op.out));
   a.k = state_.buffer(op.k_state);
   a.v = state_.buffer(op.v_state);
+  a.ldk = static_cast<size_t>(op.n_kv_heads) * static_cast<size_t>(op.head_dim);
+  a.ldv = static_cast<size_t>(op.n_kv_heads) * static_cast<size_t>(op.v_head_dim);
   a.f16 = state_.is_f16(op.k_state);
   a.n_heads = op.n_heads;
   a.n_kv_heads = op.n_kv_heads;

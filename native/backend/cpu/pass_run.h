@@ -1,12 +1,39 @@
 // One pass in progress: the steps, run by every thread of the team in the same order, with
 // barriers where one step reads what another thread wrote.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <type_traits>
 
 #include "backend/cpu/program.h"
 
 namespace reflex::cpu {
+
+inline constexpr int kCountersPerStep = 5;      ///< phases of the longest step, Moe
+inline constexpr int32_t kAttentionRows = 16;   ///< query rows of one attention task
+inline constexpr int32_t kMatmulRows = 64;      ///< most weight rows of one piece
+inline constexpr int32_t kPiecesPerThread = 8;  ///< aimed at, so that uneven threads even out
+inline constexpr size_t kLine = 64;
+
+inline size_t round_line(size_t n) { return (n + kLine - 1) / kLine * kLine; }
+
+/// Weight rows of one piece of a product with n_out rows.
+inline int32_t grain(int32_t n_out, int threads) {
+  const int32_t even = n_out / (kPiecesPerThread * threads);
+  return std::clamp(even / 16 * 16, 16, kMatmulRows);
+}
+
+inline int32_t pieces(int32_t n, int32_t grain) { return (n + grain - 1) / grain; }
+
+/// Bytes of a product's scratch, of kernels that do or do not ask for the rows.
+template <class F>
+size_t kernel_scratch(F f, int32_t n_in, int32_t n_rows) {
+  if constexpr (std::is_invocable_v<F, int32_t, int32_t>)
+    return f(n_in, n_rows);
+  else
+    return f(n_in);
+}
 
 class PassRun {
  public:
@@ -19,9 +46,19 @@ class PassRun {
   struct alignas(64) Counter {
     std::atomic<int32_t> next{0};
   };
-  /// What a matmul step needs besides its inputs.
-  struct Prepared {
-    bool used[kForms] = {};
+  /// Which experts each row of a Moe step goes to, then the same by expert. Reused by each.
+  struct Routing {
+    std::vector<int32_t> expert;  ///< (R, n_used), ascending per row
+    std::vector<float> weight;    ///< (R, n_used)
+    struct Chosen {
+      int32_t expert = 0;
+      int32_t begin = 0, end = 0;  ///< its part of rows and of_row
+      size_t act_at[kForms] = {};  ///< where its prepared rows begin, bytes
+      int32_t n_rows() const { return end - begin; }
+    };
+    std::vector<Chosen> chosen;  ///< experts that have rows, ascending
+    std::vector<int32_t> rows;   ///< (R * n_used) rows of the first chosen, then of the next
+    std::vector<float> of_row;   ///< their weights
   };
 
   void reserve();
@@ -34,6 +71,9 @@ class PassRun {
   void step(const AttentionStep& s, Counter* counters, int t);
   void step(const AddStep& s, Counter* counters, int t);
   void step(const SwiGluStep& s, Counter* counters, int t);
+  void step(const SigmoidGateStep& s, Counter* counters, int t);
+  void step(const MoeStep& s, Counter* counters, int t);
+  void step(const LatentStep& s, Counter* counters, int t);
   void step(const SelectStep& s, Counter* counters, int t);
   void step(const HeadStep& s, Counter* counters, int t);
 
@@ -41,9 +81,25 @@ class PassRun {
   void matmul_chunk(const MatmulStep& s, int part, int32_t begin, int32_t end, int t);
   void pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t);
   void head_gather(const HeadStep& s, Counter& counter, int t);
+  void reserve_moe(const Moe& op, size_t& scratch);
+  void route_row(const MoeStep& s, int32_t r, float* scores);
+  void sort_by_expert(int32_t n_rows, const Moe& op);
+  void place_activations(int32_t n_in, std::span<const WeightId> weights, bool shared);
+  void prepare_expert(const Routing::Chosen& c, std::span<const WeightId> weights, const float* x,
+                      const int32_t* rows, int t);
+  void expert_gate_up(const Moe& op, const Routing::Chosen& c, int32_t begin, int32_t end, int t);
+  void experts_down(const Moe& op, int32_t begin, int32_t end, int t);
+  MatmulArgs expert_args(WeightId w, const Routing::Chosen& c, int t) const;
+  void reserve_latent(const LatentAttention& op, size_t& scratch);
+  void latent_state(const LatentStep& s, int32_t r, int t);
+  void latent_query(const LatentAttention& op, int32_t head, int t);
+  void latent_value(const LatentAttention& op, int32_t head, int t);
+  void head_product(WeightId w, int32_t member, int32_t begin, int32_t end, const float* x, size_t ldx,
+                    int32_t n_rows, float* y, size_t ldy, int t);
+  const float* rope_row(RopeId rope, int32_t r) const;
   void heads_row(const HeadsStep::Item& item, int32_t r, int t);
   void compute_ropes(Counter& counter);
-  MatmulArgs matmul_args(WeightId w, int32_t n_rows, Form form, int t) const;
+  MatmulArgs matmul_args(WeightId w, int32_t n_rows, Form form, int t, int32_t member = 0) const;
   Form form_of(WeightId w, int32_t n_rows) const;
 
   /// Calls f(begin, end) on pieces of [0, n) until none is left, in the order handed out.
@@ -78,6 +134,7 @@ class PassRun {
   size_t scratch_stride_ = 0;
   std::vector<size_t> rope_at_;  // floats into rope_, per RopeSpec
   std::unique_ptr<Counter[]> counters_;
+  Routing routing_;
 };
 
 }  // namespace reflex::cpu

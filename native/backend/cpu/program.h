@@ -53,8 +53,10 @@ class CpuProgram final : public Program {
   // Grown to what the largest pass so far needed.
   Region all_values_, output_values_;
   Region act_[kForms];
-  Region rope_;     // per RopeSpec: (R, n_rot) cosines then sines of each row
-  Region scratch_;  // per thread
+  Region rope_;                 // per RopeSpec: (R, n_rot) cosines then sines of each row
+  Region scratch_;              // per thread
+  Region hidden_;               // Moe: (R * n_used, F), rows sorted by expert
+  Region latent_q_, latent_o_;  // LatentAttention: (R, H, C + P) and (R, H, C)
 };
 
 }  // namespace reflex::cpu

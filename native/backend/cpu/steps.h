@@ -69,12 +69,24 @@ struct AddStep {
 struct SwiGluStep {
   ValueId gate = kNone, up = kNone, out = kNone;
 };
+struct SigmoidGateStep {
+  ValueId in = kNone, gate = kNone, out = kNone;
+};
+struct MoeStep {
+  Moe op{};
+  const float* bias = nullptr;  ///< (n_experts)
+};
+struct LatentStep {
+  LatentAttention op{};
+  Norm norm;                ///< of the latent
+  bool with_output = true;  ///< else only the state is written
+};
 struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
-using Step =
-    std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep, SelectStep, HeadStep>;
+using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep,
+                          SigmoidGateStep, MoeStep, LatentStep, SelectStep, HeadStep>;
 
 /// Steps and the place of each value: value v of row r lies at
 /// (its kind's arena) + offset[v] * rows + r * width.

@@ -63,10 +63,8 @@ void load_block(const AttentionArgs& a, int32_t g, int32_t first, const int32_t*
   if (n < kSlots) memset(w.kt, 0, static_cast<size_t>(w.hd) * kSlots * sizeof(float));
   for (int32_t j = 0; j < n; ++j) {
     const auto s = static_cast<size_t>(slot_of ? slot_of[j] : first + j);
-    const size_t k_at =
-        (s * static_cast<size_t>(a.n_kv_heads) + static_cast<size_t>(g)) * static_cast<size_t>(a.head_dim);
-    const size_t v_at =
-        (s * static_cast<size_t>(a.n_kv_heads) + static_cast<size_t>(g)) * static_cast<size_t>(a.v_head_dim);
+    const size_t k_at = s * a.ldk + static_cast<size_t>(g) * static_cast<size_t>(a.head_dim);
+    const size_t v_at = s * a.ldv + static_cast<size_t>(g) * static_cast<size_t>(a.v_head_dim);
     for (int32_t d = 0; d < w.hd; d += W) {
       const int32_t part = w.hd - d < W ? w.hd - d : W;
       widen<F16>(a.k, k_at + static_cast<size_t>(d), part, row);
