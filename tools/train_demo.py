@@ -3,7 +3,8 @@
 Owns: the vocabulary, the model's shape, the training loop, the export. Refuses: making text
 (demo_corpus.py), judging the result (check_demo.py, which reads the GGUF back).
 
-    python tools/train_demo.py --out reflex_worker/data/demo.gguf --steps 3000 --rows 32 --lr 4e-3 --device cuda
+    python tools/train_demo.py --out reflex_worker/data/demo.gguf \\
+        --steps 3000 --rows 32 --lr 4e-3 --device cuda
 
 made the bundled file (24.4 M tokens, 81 s on an H200, loss 0.245, on the answers 0.035); without --device
 the same run takes a few hours on two CPU cores, and --rows 8 --lr 3e-3 makes a weaker one in one.
