@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Any, cast
 
 from starlette.applications import Starlette
@@ -14,15 +13,10 @@ from starlette.routing import Route
 
 from . import openapi
 from .errors import ApiError
+from .page import page_handler
 from .routes import chat, classify, completions, responses, status, systemone, text
 from .services import Services
 from .web import App, Call, Endpoint, Front, Handler, Reply, json_reply
-
-# The page is one file that loads nothing: no script or style of anybody else can run in it.
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", chat.chat),
@@ -46,17 +40,12 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 def make_app(services: Services) -> App:
     """The ASGI application."""
-    page = resources.files("reflex_sidecar").joinpath("page.html").read_bytes()
-
-    async def show_page(call: Call) -> Reply:
-        headers = {"content-security-policy": PAGE_POLICY, "x-content-type-options": "nosniff"}
-        return Reply(page, 200, "text/html; charset=utf-8", headers)
 
     async def show_openapi(call: Call) -> Reply:
         return json_reply(openapi.document())
 
     own: tuple[tuple[str, str, Handler], ...] = (
-        ("GET", "/", show_page),
+        ("GET", "/", page_handler()),
         ("GET", "/openapi.json", show_openapi),
     )
     routes = [

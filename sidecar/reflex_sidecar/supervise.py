@@ -288,7 +288,7 @@ async def _introduce(pipe: WorkerPipe) -> Facts:
         control_tokens=_control_tokens(special.get("control")),
         capabilities=frozenset(hello.capabilities),
         max_logprobs=hello.limits.max_logprobs,
-        phases=dict(info.phases),
+        phases={k: float(v) for k, v in info.phases.items() if isinstance(v, (int, float))},
         server=hello.server,
     )
 
