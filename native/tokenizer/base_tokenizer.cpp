@@ -91,10 +91,10 @@ void BaseTokenizer::encode(std::string_view text, const EncodeOptions& options,
   if (const size_t at = utf8_error(text); at != std::string_view::npos)
     fail(ErrorKind::invalid_input, "the text is not valid UTF-8 at byte %zu (0x%02X)", at,
          static_cast<unsigned>(static_cast<uint8_t>(text[at])));
+  const std::lock_guard lock(encoding_);
   std::vector<MarkedToken> marked;
   if (options.parse_special && !marked_.empty()) marked = find_marked(text, options.literal_spans);
 
-  const std::lock_guard lock(encoding_);
   size_t at = 0;
   for (const MarkedToken& token : marked) {
     if (token.begin > at) encode_plain(text, at, token.begin, ids);
@@ -108,7 +108,7 @@ std::vector<MarkedToken> BaseTokenizer::find_marked(std::string_view text,
                                                     std::span<const TextSpan> literal) const {
   std::vector<MarkedToken> found;
   if (literal.empty()) {
-    marked_.find(text, 0, text.size(), found);
+    searched_ += marked_.find(text, 0, text.size(), found);
     return found;
   }
   std::vector<TextSpan> spans(literal.begin(), literal.end());
@@ -129,14 +129,14 @@ std::vector<MarkedToken> BaseTokenizer::find_marked(std::string_view text,
       fail(ErrorKind::invalid_input, "literal_spans: [%zu, %zu) ends before it begins", span.begin, span.end);
     if (span.begin == span.end) continue;
     if (span.end <= n) continue;  // inside an earlier one
-    if (span.begin > n) marked_.find(text, free_from, byte_of(span.begin), found);
+    if (span.begin > n) searched_ += marked_.find(text, free_from, byte_of(span.begin), found);
     free_from = byte_of(span.end);
     if (n < span.end)
       fail(ErrorKind::invalid_input,
            "literal_spans: [%zu, %zu) ends after the text, which has %zu code points", span.begin, span.end,
            n);
   }
-  marked_.find(text, free_from, text.size(), found);
+  searched_ += marked_.find(text, free_from, text.size(), found);
   return found;
 }
 
@@ -169,7 +169,7 @@ int32_t BaseTokenizer::unknown_for(uint8_t byte) const {
 
 uint64_t BaseTokenizer::work() const {
   const std::lock_guard lock(encoding_);
-  return plain_work();
+  return searched_ + plain_work();
 }
 
 }  // namespace reflex

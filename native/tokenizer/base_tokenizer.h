@@ -47,6 +47,7 @@ class BaseTokenizer : public Tokenizer {
   Vocabulary vocabulary_;
   MarkedTokenFinder marked_;
   mutable std::mutex encoding_;
+  mutable uint64_t searched_ = 0;  // steps of marked_.find
   mutable std::mutex decoding_;
   mutable std::unordered_map<int32_t, std::string> decoded_;  // made when first asked for; stable addresses
 };

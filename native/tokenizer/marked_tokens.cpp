@@ -34,6 +34,7 @@ void MarkedTokenFinder::add(std::string_view spelling, int32_t id) {
 
 void MarkedTokenFinder::finish() {
   // Breadth first: a node's suffix link needs those of all shorter ones.
+  size_t steps = 0;
   std::vector<uint32_t> order{kRoot};
   order.reserve(nodes_.size());
   for (size_t i = 0; i < order.size(); ++i) {
@@ -41,7 +42,7 @@ void MarkedTokenFinder::finish() {
     for (uint32_t c = nodes_[parent].first_child; c != 0; c = nodes_[c].next_sibling) {
       order.push_back(c);
       Node& node = nodes_[c];
-      if (parent != kRoot) node.fail = step(nodes_[parent].fail, node.byte);
+      if (parent != kRoot) node.fail = step(nodes_[parent].fail, node.byte, steps);
       if (node.id < 0) {
         node.id = nodes_[node.fail].id;
         node.n_bytes = nodes_[node.fail].n_bytes;
@@ -50,20 +51,21 @@ void MarkedTokenFinder::finish() {
   }
 }
 
-uint32_t MarkedTokenFinder::step(uint32_t node, uint8_t byte) const {
-  for (;;) {
+uint32_t MarkedTokenFinder::step(uint32_t node, uint8_t byte, size_t& steps) const {
+  for (;; ++steps) {
     const uint32_t to = child(node, byte);
     if (to != 0 || node == kRoot) return to;
     node = nodes_[node].fail;
   }
 }
 
-void MarkedTokenFinder::find(std::string_view text, size_t begin, size_t end,
-                             std::vector<MarkedToken>& found) const {
+size_t MarkedTokenFinder::find(std::string_view text, size_t begin, size_t end,
+                               std::vector<MarkedToken>& found) const {
   std::vector<MarkedToken> starts;  // the longest at each place that has one, right to left
+  size_t steps = end - begin;
   uint32_t at = kRoot;
   for (size_t pos = end; pos-- > begin;) {
-    at = step(at, static_cast<uint8_t>(text[pos]));
+    at = step(at, static_cast<uint8_t>(text[pos]), steps);
     const Node& node = nodes_[at];
     if (node.id >= 0) starts.push_back({pos, pos + node.n_bytes, node.id});
   }
@@ -73,6 +75,7 @@ void MarkedTokenFinder::find(std::string_view text, size_t begin, size_t end,
     found.push_back(starts[i]);
     free_from = starts[i].end;
   }
+  return steps;
 }
 
 }  // namespace reflex

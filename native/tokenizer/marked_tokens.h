@@ -25,8 +25,9 @@ class MarkedTokenFinder {
   void finish();
   bool empty() const { return nodes_.size() == 1; }
 
-  /// Appends the tokens in [begin, end) of text, left to right.
-  void find(std::string_view text, size_t begin, size_t end, std::vector<MarkedToken>& found) const;
+  /// Appends the tokens in [begin, end) of text, left to right. Returns the number of steps of
+  /// the automaton, for tests of its growth.
+  size_t find(std::string_view text, size_t begin, size_t end, std::vector<MarkedToken>& found) const;
 
  private:
   static constexpr uint32_t kRoot = 0;
@@ -39,7 +40,7 @@ class MarkedTokenFinder {
     uint8_t byte = 0;
   };
   uint32_t child(uint32_t node, uint8_t byte) const;
-  uint32_t step(uint32_t node, uint8_t byte) const;
+  uint32_t step(uint32_t node, uint8_t byte, size_t& steps) const;
 
   std::vector<Node> nodes_;
   uint32_t root_child_[256] = {};

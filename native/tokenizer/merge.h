@@ -44,8 +44,8 @@ class Merger {
   uint64_t steps() const { return steps_; }
 
  private:
-  // Scans are quadratic but free of allocation and indirection; past about this length the heap
-  // is faster.
+  // Scans are quadratic but free of allocation and indirection. Anything from 16 to 64 is as
+  // fast on source code and on Chinese prose.
   static constexpr size_t kShortWord = 32;
 
   template <class Lookup>
