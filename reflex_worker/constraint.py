@@ -32,6 +32,14 @@ class _Vocabulary:
         return self._engine.tokenize(text, parse_special=False, add_bos=False)
 
 
+# One spelling of JSON, json.dumps's own: where white space is free, a small model may write nothing
+# else until it runs out of tokens. A schema's "x-guidance" may say otherwise.
+_JSON_SPELLING: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+
 # Token types that never spell text: unknown, control, unused.
 _CONTROL = {2, 3, 5}
 
@@ -61,7 +69,7 @@ class Grammars:
 
         try:
             if kind == "json_schema":
-                grammar = LLMatcher.grammar_from_json_schema(json.dumps(body))
+                grammar = LLMatcher.grammar_from_json_schema(json.dumps(body), defaults=_JSON_SPELLING)
             elif kind == "regex":
                 grammar = LLMatcher.grammar_from_regex(body)
             else:

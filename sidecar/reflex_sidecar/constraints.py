@@ -1,7 +1,8 @@
 """What an answer is bound to: response_format and forced calls of tools, as the worker's `constraint`.
 
-A forced call is JSON in every model's spelling of calls, since JSON Schema is what its arguments are
-described by: `{"name": ..., "arguments": {...}}`, or for a named tool the arguments alone.
+Calls in the JSON spelling are bound by a grammar: free text, then calls whose names and arguments fit
+the tools. For the other spellings a forced call is written as bare JSON (`{"name": ..., "arguments":
+{...}}`, or for a named tool the arguments alone), and a call of the model's own choice is not bound.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from reflex_protocol.messages import Constraint, JsonSchemaConstraint
+import msgspec
+from reflex_protocol.messages import Constraint, JsonSchemaConstraint, LarkConstraint
 
 from .bodies import ResponseFormat, Tool, ToolChoice
 from .errors import bad_request
@@ -95,12 +97,45 @@ def of_format(wanted: ResponseFormat | None) -> Constraint | None:
     return JsonSchemaConstraint(schema=wanted.json_schema.schema)
 
 
-def of_tools(use: ToolUse) -> Constraint | None:
-    """The constraint of a forced call."""
+def of_calls(use: ToolUse, *, parallel: bool, capable: bool) -> Constraint | None:
+    """The grammar of an answer that may, or must, call tools in Qwen's and Hermes's JSON spelling.
+
+    Where nothing is forced and the worker cannot constrain, the model is trusted (None).
+    """
+    if use.mode == "none" or (use.mode == "auto" and not capable):
+        return None
+    n_calls = ("*" if parallel else "?") if use.mode == "auto" else ("+" if parallel else "")
+    schema = msgspec.json.encode({**_any_call(use), "x-guidance": _CALL_SPELLING}).decode()
+    text = "TEXT " if use.mode == "auto" else ""
+    return LarkConstraint(grammar=_CALLS.format(text=text, n_calls=n_calls, schema=schema))
+
+
+def of_bare_call(use: ToolUse) -> Constraint | None:
+    """A forced call for models with another spelling: its JSON and nothing around it."""
     if not use.forced:
         return None
     if use.mode == "named":
         return JsonSchemaConstraint(schema=_arguments(use.tools[0]))
+    return JsonSchemaConstraint(schema=_any_call(use))
+
+
+# Text is whatever does not open a call; from there on every token is bound.
+_CALLS: Final = """\
+start: {text}call{n_calls}
+TEXT: /(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/
+call: "<tool_call>\\n" body "\\n</tool_call>" /\\n?/
+body: %json {schema}
+"""
+# As the models are trained to write it. Keywords of schemas that the grammar engine lacks are let go.
+_CALL_SPELLING: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": True,
+}
+
+
+def _any_call(use: ToolUse) -> dict[str, Any]:
     calls = [
         {
             "type": "object",
@@ -110,7 +145,7 @@ def of_tools(use: ToolUse) -> Constraint | None:
         }
         for t in use.tools
     ]
-    return JsonSchemaConstraint(schema=calls[0] if len(calls) == 1 else {"anyOf": calls})
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:

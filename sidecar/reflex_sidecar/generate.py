@@ -6,6 +6,7 @@ Knows no wire shape.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from reflex_protocol.messages import (
 
 from .constraints import ToolUse
 from .output.answer import AnswerSplitter
-from .output.parts import Call, Part
+from .output.parts import Call, Part, Text
 from .prompts import Prompt
 from .services import Services
 from .work import Job, is_sign_of_life
@@ -57,6 +58,7 @@ class Plan:
     logprobs: int | None = None
     constraint: Constraint | None = None
     use: ToolUse = field(default_factory=lambda: ToolUse("none"))
+    bare_call: bool = False  # the answer is a call's JSON and nothing else
     tools: list[dict[str, Any]] = field(default_factory=list)
     parallel_calls: bool = True
     split_thoughts: bool = True
@@ -153,23 +155,23 @@ async def _answer(
 
 
 class _Reader:
-    """The splitters of an answer, or for a forced call its JSON as a whole."""
+    """The splitters of an answer, or for a bare call its JSON as a whole."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._forced: list[str] | None = [] if plan.use.forced else None
+        self._bare: list[str] | None = [] if plan.bare_call else None
         self.n_calls = 0
         self._splitter = AnswerSplitter(
             split_thoughts=plan.split_thoughts,
             inside_thought=plan.prompt.inside_thought,
-            tools=plan.tools if plan.use.mode == "auto" else None,
+            tools=plan.tools if plan.use.mode != "none" else None,
             parallel=plan.parallel_calls,
         )
 
     def feed(self, text: str) -> list[Part]:
         """What is certain now."""
-        if self._forced is not None:
-            self._forced.append(text)
+        if self._bare is not None:
+            self._bare.append(text)
             return []
         parts = self._splitter.feed(text)
         self.n_calls = self._splitter.n_calls
@@ -177,25 +179,33 @@ class _Reader:
 
     def finish(self) -> list[Part]:
         """The rest."""
-        if self._forced is None:
+        if self._bare is None:
             parts = self._splitter.finish()
             self.n_calls = self._splitter.n_calls
             return parts
-        text = "".join(self._forced).strip()
-        self.n_calls = 1
-        if self._plan.use.mode == "named":
-            return [Call(self._plan.use.name, text)]
-        try:
-            call = msgspec.json.decode(text, type=_ForcedCall)
-            return [Call(call.name, msgspec.json.encode(call.arguments).decode())]
-        except msgspec.DecodeError:
-            # Cut off by max_tokens: the arguments as far as they came.
-            return [Call(self._plan.use.tools[0].function.name, text)]
+        part = _bare_call("".join(self._bare).strip(), self._plan.use)
+        self.n_calls = int(isinstance(part, Call))
+        return [part]
 
 
-class _ForcedCall(msgspec.Struct):
+class _BareCall(msgspec.Struct):
     name: str
     arguments: Any
+
+
+# A bare call that max_tokens has cut off: its name, and its arguments as far as they came.
+_CUT_CALL: Final = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)', re.DOTALL)
+
+
+def _bare_call(text: str, use: ToolUse) -> Part:
+    if use.mode == "named":
+        return Call(use.name, text)
+    try:
+        call = msgspec.json.decode(text, type=_BareCall)
+        return Call(call.name, msgspec.json.encode(call.arguments).decode())
+    except msgspec.DecodeError:
+        cut = _CUT_CALL.match(text)
+        return Call(msgspec.json.decode(cut[1], type=str), cut[2]) if cut else Text(text)
 
 
 def _request(plan: Plan, index: int, *, skip_special: bool) -> Request:

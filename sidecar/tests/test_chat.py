@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 from conftest import Server
+from reflex_protocol.messages import LarkConstraint
+from reflex_sidecar import constraints
+from reflex_sidecar.bodies import Function, Tool
+from reflex_sidecar.constraints import ToolUse
+from reflex_sidecar.generate import _bare_call
+from reflex_sidecar.output.parts import Call, Text
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -218,25 +224,57 @@ def test_results_of_tools_reach_a_template_without_tools(server: Server):
     assert "<tool_response>\n42\n</tool_response>" in prompt
 
 
+OBJECT = {"type": "object"}
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "constraint"),
     [
-        {"response_format": {"type": "json_object"}},
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "n", "schema": {"type": "object"}},
-            }
-        },
-        {"tools": [TOOL], "tool_choice": "required"},
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ({"response_format": {"type": "json_object"}}, {"type": "json_schema", "schema": OBJECT}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": OBJECT}}},
+            {"type": "json_schema", "schema": OBJECT},
+        ),
+        ({"tools": [TOOL], "tool_choice": "required"}, "start: call+\n"),
+        ({"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}, "start: call\n"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "start: call+\n"),
     ],
 )
-def test_what_needs_a_constraint_is_refused_by_a_worker_without(server: Server, fields: dict[str, Any]):
+def test_what_needs_a_constraint_is_refused_by_a_worker_without(
+    server: Server, fields: dict[str, Any], constraint: Any
+):
     r = server.chat("x", **fields)
     assert r.status_code == 400 and error_of(r)["code"] == "unsupported"
-    assert last_request(server)["constraint"]["type"] == "json_schema"
+    sent = last_request(server)["constraint"]
+    if isinstance(constraint, str):
+        assert sent["type"] == "lark" and sent["grammar"].startswith(constraint)
+        assert '"const":"f"' in sent["grammar"]
+    else:
+        assert sent == constraint
     assert last_request(server)["prompt"].endswith("</think>\n\n")  # the answer begins at once
+
+
+def test_a_call_of_the_models_choice_is_bound_where_the_worker_can(server: Server):
+    server.chat("x", tools=[TOOL])
+    assert "constraint" not in last_request(server)
+    use = ToolUse("auto", (Tool(function=Function(name="f")),))
+    bound = constraints.of_calls(use, parallel=True, capable=True)
+    assert isinstance(bound, LarkConstraint) and bound.grammar.startswith("start: TEXT call*\n")
+    assert constraints.of_calls(use, parallel=True, capable=False) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "call"),
+    [
+        ('{"name": "f", "arguments": {"a": 1}}', ("f", '{"a":1}')),
+        ('{"name": "f", "arguments": {"a": ', ("f", '{"a": ')),
+        ('{"na', None),
+    ],
+)
+def test_a_forced_call_of_another_spelling_is_bare_json(said: str, call: tuple[str, str] | None):
+    part = _bare_call(said, ToolUse("required"))
+    assert part == (Call(*call) if call else Text(said))
+    assert _bare_call("{}", ToolUse("named", name="g")) == Call("g", "{}")
 
 
 # ---- errors --------------------------------------------------------------------------------------

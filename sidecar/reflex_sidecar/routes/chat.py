@@ -6,14 +6,17 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from reflex_protocol.messages import Constraint
+
 from .. import constraints, sampling, sse, tokens
 from ..bodies import ChatBody, decode
+from ..constraints import ToolUse
 from ..errors import bad_request
 from ..generate import Begun, Finished, Piece, Plan, Tally, answers
 from ..options import ReasoningField
 from ..output.parts import Call as ToolCall
 from ..output.parts import Part, Text, Thought
-from ..prompts import ChatSpec, chat_prompt, thinking_kwargs, tool_dicts
+from ..prompts import ChatSpec, Prompt, chat_prompt, thinking_kwargs, tool_dicts
 from ..services import Services
 from ..sse import Stream
 from ..web import Call, Reply, json_reply, new_id
@@ -34,7 +37,8 @@ async def plan_chat(services: Services, body: ChatBody) -> Plan:
     """Check a body and render its prompt. ApiError 400."""
     options = services.options
     use = constraints.tool_use(body.tools, body.tool_choice)
-    constraint = constraints.of_tools(use) or constraints.of_format(body.response_format)
+    parallel = body.parallel_tool_calls is not False
+    wanted = constraints.of_format(body.response_format)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     continue_final = bool(body.continue_final_message)
     if continue_final and body.add_generation_prompt:
@@ -50,8 +54,9 @@ async def plan_chat(services: Services, body: ChatBody) -> Plan:
         kwargs=thinking_kwargs(body.chat_template_kwargs, body.enable_thinking, body.reasoning_effort),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final=continue_final,
-        answer_now=constraint is not None,
+        answer_now=use.forced or wanted is not None,
     )
+    prompt = await chat_prompt(services, spec)
     top = sampling.top_logprobs_of(body.top_logprobs)
     return Plan(
         sampling=sampling.sampling_of(body),
@@ -61,13 +66,26 @@ async def plan_chat(services: Services, body: ChatBody) -> Plan:
         ignore_eos=bool(body.ignore_eos),
         n=sampling.n_of(body),
         logprobs=top if body.logprobs else None,
-        prompt=await chat_prompt(services, spec),
-        constraint=constraint,
+        prompt=prompt,
+        constraint=_constraint(services, use, wanted, prompt, parallel),
         use=use,
+        bare_call=use.forced and prompt.call_format != "json",
         tools=tool_dicts(use.tools),
-        parallel_calls=body.parallel_tool_calls is not False,
+        parallel_calls=parallel,
         split_thoughts=options.reasoning_field != "none",
     )
+
+
+def _constraint(
+    services: Services, use: ToolUse, wanted: Constraint | None, prompt: Prompt, parallel: bool
+) -> Constraint | None:
+    """What binds the answer: calls of tools before a response_format."""
+    if prompt.call_format == "json":
+        capable = "constraint" in services.facts.capabilities
+        # An answer of a given format is no free text: calls of the model's own choice would not fit it.
+        capable = capable and wanted is None
+        return constraints.of_calls(use, parallel=parallel, capable=capable) or wanted
+    return constraints.of_bare_call(use) or wanted
 
 
 class _Shape:
