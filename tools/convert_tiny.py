@@ -17,7 +17,15 @@ import gguf
 import numpy as np
 import transformers
 from gguf import GGMLQuantizationType as Type
-from reference import BLOCK_NAMES, EXPERT_DOWN, EXPERT_GATE_UP, GLOBAL_NAMES, permute_rows
+from reference import (
+    EXPERT_DOWN,
+    EXPERT_GATE_UP,
+    GATING_SIGMOID,
+    GATING_SOFTMAX,
+    GLOBAL_NAMES,
+    block_names,
+    permute_rows,
+)
 
 TypePlan = Callable[[str, tuple[int, ...]], Type]
 FILE_TYPES = {
@@ -177,9 +185,50 @@ def llama3_divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray:
     return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
 
 
-def add_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, name: str) -> None:
+def add_deepseek_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, unsplit: bool) -> None:
+    """unsplit: as files before April 2025 spell it, that describe the heads and not the absorbed form."""
+    w.add_vocab_size(c.vocab_size)
+    w.add_leading_dense_block_count(c.first_k_dense_replace)
+    w.add_expert_count(c.n_routed_experts)
+    w.add_expert_used_count(c.num_experts_per_tok)
+    w.add_expert_shared_count(c.n_shared_experts)
+    w.add_expert_feed_forward_length(c.moe_intermediate_size)
+    w.add_expert_weights_scale(c.routed_scaling_factor)
+    if arch == "deepseek":
+        w.add_rope_dimension_count(c.head_dim)
+        return
+    nope, rope = c.qk_nope_head_dim, c.qk_rope_head_dim
+    w.add_rope_dimension_count(rope)
+    w.add_kv_lora_rank(c.kv_lora_rank)
+    if c.q_lora_rank is not None:
+        w.add_q_lora_rank(c.q_lora_rank)
+    if unsplit:
+        w.add_key_length(nope + rope)
+        w.add_value_length(c.v_head_dim)
+    else:
+        w.add_key_length(c.kv_lora_rank + rope)
+        w.add_value_length(c.kv_lora_rank)
+        w.add_key_length_mla(nope + rope)
+        w.add_value_length_mla(c.v_head_dim)
+        w.add_expert_gating_func(
+            gguf.ExpertGatingFuncType(GATING_SIGMOID if c.model_type == "deepseek_v3" else GATING_SOFTMAX)
+        )
+        w.add_expert_weights_norm(c.norm_topk_prob)
+    if (c.n_group or 1) > 1:
+        w.add_expert_group_count(c.n_group)
+        w.add_expert_group_used_count(c.topk_group)
+    if c.rope_parameters["rope_type"] == "yarn":
+        w.add_rope_scaling_yarn_log_mul(0.1 * c.rope_parameters["mscale_all_dim"])
+
+
+def add_keys(
+    w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, name: str, unsplit: bool
+) -> None:
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    explicit_head = head_dim != c.hidden_size // c.num_attention_heads or arch in ("qwen3", "qwen3moe")
+    if arch.startswith("deepseek"):
+        add_deepseek_keys(w, arch, c, unsplit)
+    own_size = head_dim != c.hidden_size // c.num_attention_heads or arch in ("qwen3", "qwen3moe")
+    explicit_head = own_size and arch != "deepseek2"
     rope = c.rope_parameters
     w.add_name(name)
     w.add_context_length(c.max_position_embeddings)
@@ -187,7 +236,7 @@ def add_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, na
     w.add_embedding_length(c.hidden_size)
     w.add_feed_forward_length(c.intermediate_size)
     w.add_head_count(c.num_attention_heads)
-    w.add_head_count_kv(c.num_key_value_heads)
+    w.add_head_count_kv(1 if arch == "deepseek2" and not unsplit else c.num_key_value_heads)
     w.add_layer_norm_rms_eps(c.rms_norm_eps)
     w.add_rope_freq_base(rope["rope_theta"])
     if explicit_head:
@@ -212,7 +261,16 @@ def add_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, na
 # ---- the file ------------------------------------------------------------------------------
 
 
-def gguf_tensors(arch: str, model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
+def split_kv_b(c: transformers.PretrainedConfig, name: str, kv_b: np.ndarray) -> dict[str, np.ndarray]:
+    """attn_kv_b (heads * (nope + v), latent) -> attn_k_b (head, latent, nope), attn_v_b (head, v, latent)."""
+    heads = kv_b.reshape(c.num_attention_heads, -1, kv_b.shape[-1])
+    k, v = np.split(heads, [c.qk_nope_head_dim], axis=1)
+    return {name.replace("_kv_b", "_k_b"): k.swapaxes(1, 2), name.replace("_kv_b", "_v_b"): v}
+
+
+def gguf_tensors(
+    arch: str, model: transformers.PreTrainedModel, unsplit: bool = False
+) -> dict[str, np.ndarray]:
     """GGUF names -> float32 arrays, in the order and with the rows of llama.cpp's converter."""
     c, out = model.config, dict[str, np.ndarray]()
     state = {k: v.detach().numpy() for k, v in model.state_dict().items()}
@@ -224,15 +282,20 @@ def gguf_tensors(arch: str, model: transformers.PreTrainedModel) -> dict[str, np
         if f"{long}.weight" in state:
             out[f"{short}.weight"] = state[f"{long}.weight"]
     for i in range(c.num_hidden_layers):
-        for short, long in BLOCK_NAMES.items():
+        for short, long in block_names(arch).items():
             for part in ("weight", "bias"):
                 data = state.get(f"model.layers.{i}.{long}.{part}")
                 if data is None:
                     continue
-                if arch == "llama" and short in ("attn_q", "attn_k"):
+                if arch in ("llama", "deepseek") and short in ("attn_q", "attn_k"):
                     heads = c.num_attention_heads if short == "attn_q" else c.num_key_value_heads
                     data = permute_rows(data, heads)
+                if short == "attn_kv_b" and not unsplit:
+                    out |= split_kv_b(c, f"blk.{i}.{short}.{part}", data)
+                    continue
                 out[f"blk.{i}.{short}.{part}"] = data
+        if (bias := state.get(f"model.layers.{i}.mlp.gate.e_score_correction_bias")) is not None:
+            out[f"blk.{i}.exp_probs_b.bias"] = bias
         if (gate_up := state.get(f"model.layers.{i}.{EXPERT_GATE_UP}")) is not None:
             gate, up = np.split(gate_up, 2, axis=1)
             down = state[f"model.layers.{i}.{EXPERT_DOWN}"]
@@ -260,11 +323,12 @@ def write_gguf(
     config: transformers.PretrainedConfig,
     vocabulary: str,
     encoded: dict[str, tuple[np.ndarray, Type]],
+    unsplit: bool = False,
 ) -> None:
     """Write the file. vocabulary: "spm", or the name of a BPE pre-tokenizer."""
     w = gguf.GGUFWriter(path, arch)
-    add_keys(w, arch, config, path.stem)
-    w.add_file_type(FILE_TYPES.get(encoded["blk.0.attn_q.weight"][1], gguf.LlamaFileType.GUESSED))
+    add_keys(w, arch, config, path.stem, unsplit)
+    w.add_file_type(FILE_TYPES.get(encoded["blk.0.attn_output.weight"][1], gguf.LlamaFileType.GUESSED))
     if vocabulary == "spm":
         add_spm_vocabulary(w)
     else:

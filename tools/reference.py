@@ -1,8 +1,9 @@
 """GGUF -> transformers in float32 on the dequantised weights: what the engine is held against.
 
 Owns: reading a GGUF's metadata back into a transformers configuration, undoing what the converter did
-to names and rows, and the raw logits and greedy tokens of the result. Refuses: writing GGUF
-(convert_tiny.py), and any architecture not in ARCHITECTURES.
+to names and rows, the one architecture that transformers has no class for (DeepSeek-MoE), and the raw
+logits and greedy tokens of the result. Refuses: writing GGUF (convert_tiny.py), and any architecture not in
+ARCHITECTURES.
 
 It reads only what the file says, not the configuration the file was made from, so that a lost
 or misspelt key shows as wrong logits when make.py compares the two.
@@ -25,7 +26,17 @@ ARCHITECTURES = {
     "llama": "Llama",
     "qwen2moe": "Qwen2Moe",
     "qwen3moe": "Qwen3Moe",
+    "deepseek": "Llama",  # with DeepseekMoe for a feed-forward part
+    "deepseek2": "DeepseekV2",  # or DeepseekV3, see family()
 }
+GATING_SOFTMAX, GATING_SIGMOID = 1, 2  # expert_gating_func
+DEEPSEEK_MOE_OPTIONS = (
+    "moe_intermediate_size",
+    "first_k_dense_replace",
+    "routed_scaling_factor",
+    "norm_topk_prob",
+)
+LATENT_EPS = 1e-6  # of q_a_layernorm and kv_a_layernorm, whatever rms_norm_eps says
 
 # GGUF name inside a block -> transformers name inside a layer.
 BLOCK_NAMES = {
@@ -46,16 +57,34 @@ BLOCK_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+# What the DeepSeek families name otherwise or have besides.
+DEEPSEEK_NAMES = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 # transformers keeps an expert stack in two parameters: gate and up together (E, 2 F, D), and down (E, D, F).
 EXPERT_GATE_UP, EXPERT_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-def hf_name(name: str) -> str:
+def block_names(arch: str) -> dict[str, str]:
+    return BLOCK_NAMES | DEEPSEEK_NAMES if arch.startswith("deepseek") else BLOCK_NAMES
+
+
+def hf_name(name: str, arch: str = "") -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
     parts = name.split(".")
+    if name.endswith("exp_probs_b.bias"):
+        return f"model.layers.{parts[1]}.mlp.gate.e_score_correction_bias"
     if parts[0] == "blk":
-        return f"model.layers.{parts[1]}.{BLOCK_NAMES['.'.join(parts[2:-1])]}.{parts[-1]}"
+        return f"model.layers.{parts[1]}.{block_names(arch)['.'.join(parts[2:-1])]}.{parts[-1]}"
     return f"{GLOBAL_NAMES[parts[0]]}.{parts[1]}"
 
 
@@ -104,6 +133,9 @@ def rope_parameters(c: Checkpoint) -> dict[str, Any]:
             "factor": c.get("rope.scaling.factor"),
             "original_max_position_embeddings": c.get("rope.scaling.original_context_length"),
         }
+        if c.arch == "deepseek2":  # equal, so that cos and sin are not scaled
+            mscale = 10 * c.get("rope.scaling.yarn_log_multiplier", 0.0)
+            rope |= {"mscale": mscale, "mscale_all_dim": mscale, "attention_factor": 1.0}
     return rope
 
 
@@ -126,6 +158,8 @@ def expert_shape(c: Checkpoint) -> dict[str, Any]:
     """
     if c.get("expert_count") is None:
         return {}
+    if c.arch.startswith("deepseek"):
+        return deepseek_shape(c)
     return {
         "num_experts": c.get("expert_count"),
         "num_experts_per_tok": c.get("expert_used_count"),
@@ -135,10 +169,115 @@ def expert_shape(c: Checkpoint) -> dict[str, Any]:
     }
 
 
+def deepseek_shape(c: Checkpoint) -> dict[str, Any]:
+    """The same for the DeepSeek families, with the sizes of latent attention where there is one."""
+    out = {
+        "n_routed_experts": c.get("expert_count"),
+        "num_experts_per_tok": c.get("expert_used_count"),
+        "n_shared_experts": c.get("expert_shared_count"),
+        "moe_intermediate_size": c.get("expert_feed_forward_length"),
+        "first_k_dense_replace": c.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": c.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": c.get("expert_weights_norm", False),
+    }
+    if c.arch == "deepseek":
+        return out
+    groups = c.get("expert_group_count", 1)
+    head_dim = c.get("attention.key_length_mla", c.get("attention.key_length"))
+    rope_dim = c.get("rope.dimension_count")
+    return out | {
+        "n_group": groups,
+        "topk_group": c.get("expert_group_used_count", groups),
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "q_lora_rank": c.get("attention.q_lora_rank"),
+        "kv_lora_rank": c.get("attention.kv_lora_rank"),
+        "qk_nope_head_dim": head_dim - rope_dim,
+        "qk_rope_head_dim": rope_dim,
+        "v_head_dim": c.get("attention.value_length_mla", c.get("attention.value_length")),
+    }
+
+
+class DeepseekMoe(torch.nn.Module):
+    """DeepSeek-MoE's feed-forward part, from the paper (Dai et al. 2024, arXiv 2401.06066, eq. 9 to 11).
+
+    h = sum_shared FFN_i(u) + sum_i g_i FFN_i(u), g_i = s_i where s_i is among the K largest, else 0;
+    s = softmax(u W): not renormalised over the K.
+    """
+
+    def __init__(self, c: transformers.PretrainedConfig) -> None:
+        super().__init__()
+        n, d, width = c.n_routed_experts, c.hidden_size, c.moe_intermediate_size
+        self.n_used, self.scale, self.renormalise = (
+            c.num_experts_per_tok,
+            c.routed_scaling_factor,
+            c.norm_topk_prob,
+        )
+        self.gate = torch.nn.Linear(d, n, bias=False)
+        self.experts = torch.nn.ParameterDict(
+            {"gate_up_proj": torch.empty(n, 2 * width, d), "down_proj": torch.empty(n, d, width)}
+        )
+        self.shared_experts = torch.nn.ModuleDict(
+            {
+                "gate_proj": torch.nn.Linear(d, width * c.n_shared_experts, bias=False),
+                "up_proj": torch.nn.Linear(d, width * c.n_shared_experts, bias=False),
+                "down_proj": torch.nn.Linear(width * c.n_shared_experts, d, bias=False),
+            }
+        )
+
+    def forward(self, u: torch.Tensor) -> torch.Tensor:
+        silu, shared = torch.nn.functional.silu, self.shared_experts
+        out = shared["down_proj"](silu(shared["gate_proj"](u)) * shared["up_proj"](u))
+        s = self.gate(u).softmax(-1)
+        kept = torch.zeros_like(s).scatter(-1, s.topk(self.n_used, dim=-1).indices, 1.0) * s
+        if self.renormalise:
+            kept = kept / kept.sum(-1, keepdim=True)
+        for i in range(s.shape[-1]):
+            gate, up = (u @ self.experts["gate_up_proj"][i].T).chunk(2, dim=-1)
+            out = out + self.scale * kept[..., i : i + 1] * (
+                (silu(gate) * up) @ self.experts["down_proj"][i].T
+            )
+        return out
+
+
+def family(arch: str, gating: int) -> str:
+    """The prefix of the transformers classes."""
+    return "DeepseekV3" if arch == "deepseek2" and gating == GATING_SIGMOID else ARCHITECTURES[arch]
+
+
+def make_model(
+    arch: str, gating: int, shape: dict[str, Any], latent_eps: float = LATENT_EPS
+) -> transformers.PreTrainedModel:
+    """A model of the architecture in float32, its weights not yet set."""
+    name = family(arch, gating)
+    if arch == "deepseek":
+        extra = {k: shape.pop(k) for k in [*shape] if "expert" in k or k in DEEPSEEK_MOE_OPTIONS}
+        config = transformers.LlamaConfig(**shape)
+        for key, value in extra.items():
+            setattr(config, key, value)
+    else:
+        config = getattr(transformers, f"{name}Config")(**shape)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    for i, layer in enumerate(model.model.layers):
+        if arch == "deepseek" and i >= config.first_k_dense_replace:
+            layer.mlp = DeepseekMoe(config)
+        for part in ("q_a_layernorm", "kv_a_layernorm"):
+            if getattr(layer.self_attn, part, None) is not None:
+                getattr(layer.self_attn, part).variance_epsilon = latent_eps
+    return model.float().eval()
+
+
+def join_kv_b(c: Checkpoint) -> None:
+    """attn_k_b (head, latent, nope) and attn_v_b (head, v, latent) -> attn_kv_b, a head's keys first."""
+    for i in range(c.get("block_count")):
+        k, v = (c.tensors.pop(f"blk.{i}.attn_{p}_b.weight", None) for p in "kv")
+        if k is not None and v is not None:
+            joined = np.concatenate([k.swapaxes(1, 2), v], axis=1)
+            c.tensors[f"blk.{i}.attn_kv_b.weight"] = joined.reshape(-1, joined.shape[-1])
+
+
 def reference_model(path: Path) -> transformers.PreTrainedModel:
     """The transformers model that the file describes, in float32, ready to run."""
     c = read_gguf(path)
-    family = ARCHITECTURES[c.arch]
     n_heads, n_embd = c.get("attention.head_count"), c.get("embedding_length")
     n_kv_heads, head_dim = c.get("attention.head_count_kv"), c.get("attention.key_length", n_embd // n_heads)
     shape: dict[str, Any] = {
@@ -158,16 +297,19 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    config = getattr(transformers, f"{family}Config")(**shape, **expert_shape(c))
-    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    if c.arch == "deepseek2":  # every head has a key of its own, of which the rotated part is shared
+        shape |= {"num_key_value_heads": n_heads, "head_dim": c.get("rope.dimension_count")}
+    gating = c.get("expert_gating_func", GATING_SOFTMAX)
+    model = make_model(c.arch, gating, shape | expert_shape(c), c.get("latent_eps", LATENT_EPS))
+    join_kv_b(c)
     state = {n: torch.from_numpy(np.ascontiguousarray(t)) for n, t in join_expert_stacks(c).items()}
     divisors = c.tensors.pop("rope_freqs.weight", None)
     for name, data in c.tensors.items():
-        if c.arch == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
+        if c.arch in ("llama", "deepseek") and name.split(".")[-2] in ("attn_q", "attn_k"):
             data = unpermute_rows(data, n_heads if "attn_q" in name else n_kv_heads)
-        state[hf_name(name)] = torch.from_numpy(np.ascontiguousarray(data))
+        state[hf_name(name, c.arch)] = torch.from_numpy(np.ascontiguousarray(data))
     missing, unexpected = model.load_state_dict(state, strict=False)
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     if unexpected or set(missing) - tied:
         raise ValueError(f"{path}: tensors missing {missing}, not expected {unexpected}")
     model.tie_weights()

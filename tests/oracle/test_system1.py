@@ -17,7 +17,16 @@ from .conftest import rows
 from .references import EXACT_MAX_DIFF, load, log_softmax
 from .test_logits import FAST_GREEDY_SIGMAS, fast_rms_bound
 
-NAMES = ("qwen2-tied", "qwen3-untied", "qwen3-yarn", "llama3", "llama-spm", "qwen3-q4_k")
+DENSE = ("qwen2-tied", "qwen3-untied", "qwen3-yarn", "llama3", "llama-spm", "qwen3-q4_k")
+NAMES = (
+    *DENSE,
+    "qwen3moe",
+    "qwen2moe-q4_0",
+    "deepseek",
+    "deepseek2-lite",
+    "deepseek2-unsplit",
+    "deepseek2-v3",
+)
 KINDS = ("logit_sum", "logprob_sum", "logprob_mean")
 PROBABILITY_SUM_ERROR = 1e-9
 
@@ -123,7 +132,7 @@ def test_300_candidates_of_mixed_lengths(engine, kind, chunk):
     )
 
 
-@pytest.mark.parametrize("name", ["qwen2-q8_0", "qwen3-q4_k", "qwen3-f16"])
+@pytest.mark.parametrize("name", ["qwen2-q8_0", "qwen3-q4_k", "qwen3-f16", "deepseek2-q8_0"])
 def test_fast_mode_scores_stay_within_the_noise_of_their_type(engine, name):
     ref, exact, fast = load(name), engine(name), engine(name, exact=False)
     candidates = mixed_candidates(ref.logits.shape[1], 60, seed=4)
@@ -177,8 +186,9 @@ def test_a_tie_behind_a_worse_candidate_goes_to_the_first_of_the_best(engine):
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
-def test_order_of_candidates_changes_no_bit_of_a_score(engine, exact):
-    ref, e = load("qwen3-q8_0"), engine("qwen3-q8_0", exact=exact)
+@pytest.mark.parametrize("name", ["qwen3-q8_0", "qwen3moe-q4_k", "deepseek2-q8_0"])
+def test_order_of_candidates_changes_no_bit_of_a_score(engine, name, exact):
+    ref, e = load(name), engine(name, exact=exact)
     candidates = mixed_candidates(ref.logits.shape[1], 50, seed=8)
     prompt = ref.ids[:30]
     first = {tuple(c[1]): c[2] for c in run(e, prompt, candidates, score="logprob_sum").candidates}
@@ -186,8 +196,9 @@ def test_order_of_candidates_changes_no_bit_of_a_score(engine, exact):
     assert first == again
 
 
-def test_scores_do_not_depend_on_the_request_before(engine):
-    ref, e = load("qwen3-tied"), engine("qwen3-tied")
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen2moe", "deepseek2-v3"])
+def test_scores_do_not_depend_on_the_request_before(engine, name):
+    ref, e = load(name), engine(name)
     candidates = mixed_candidates(ref.logits.shape[1], 20, seed=9)
     first = [c[2] for c in run(e, ref.ids[:21], candidates).candidates]
     run(e, ref.ids[50:120], mixed_candidates(ref.logits.shape[1], 80, seed=10))
