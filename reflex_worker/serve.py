@@ -128,11 +128,23 @@ def run_uds(path: str, options: ServeOptions) -> int:
 
 
 def _begin(options: ServeOptions) -> Loader:
+    _open_standard_descriptors()
     loader = Loader(options.make_engine)
     if options.model is not None:
         loader.start(options.model)
     import_msgspec()
     return loader
+
+
+def _open_standard_descriptors() -> None:
+    """Whoever closed our stdin, stdout or stderr must not have a file of ours take its number."""
+    import posix
+
+    for fd in (0, 1, 2):
+        try:
+            posix.fstat(fd)
+        except OSError:
+            posix.open("/dev/null", posix.O_RDWR)  # takes the lowest number that is free: this one
 
 
 def import_msgspec() -> None:

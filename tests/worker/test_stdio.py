@@ -159,6 +159,33 @@ def test_a_request_that_waits_already_is_not_made_to_wait_for_a_hidden_step():
     assert lines[0]["model"]["warmed_up"] is False
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_descriptors_that_are_closed(closed):
+    """Once a pipe of our own took the number of a closed stdin, and the worker read it for ever."""
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *fake_argv("stdio")]
+    line = b'{"id":"a","prompt":"ab","max_tokens":1}\n'
+    done = subprocess.run(command, input=line, capture_output=True, timeout=LIMIT)
+    assert done.returncode == 0
+    expected = b"" if "<" in closed or closed == ">&-" else b'"id":"a"'
+    assert expected in done.stdout and b"Traceback" not in done.stderr
+
+
+def test_files_in_place_of_pipes(tmp_path):
+    (tmp_path / "in").write_bytes(b'{"id":"a","prompt":"ab","max_tokens":1}\n' * 3)
+    with open(tmp_path / "in", "rb") as given, open(tmp_path / "out", "wb") as taken:
+        done = subprocess.run(fake_argv("stdio"), stdin=given, stdout=taken, timeout=LIMIT)
+    assert done.returncode == 0
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 3
+
+
+def test_a_full_disk_ends_it():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            fake_argv("stdio"), input=b'{"prompt":"ab","max_tokens":1}\n', stdout=full, timeout=LIMIT
+        )
+    assert done.returncode == 1
+
+
 # ---- while it runs -------------------------------------------------------------------------
 
 
