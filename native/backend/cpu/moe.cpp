@@ -1,8 +1,12 @@
 // A mixture of experts, part of PassRun: routing, then the chosen experts' products, each expert's
-// rows together. An expert that no row chose is never read, so the mapping loads none of its pages.
+// rows together. An expert that no row chose is never read, so the mapping loads none of its pages;
+// of those that were, the file is read at once and without what lies around them.
 //
 // The sum over a row's experts goes in ascending order of the expert, whatever rows share the pass
 // and whatever thread works: the same row gives the same bits.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,6 +16,9 @@
 namespace reflex::cpu {
 
 namespace {
+
+/// An expert's pages are asked for at its first use and again at every such: they may have been dropped.
+constexpr uint8_t kFetchEvery = 32;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -50,9 +57,37 @@ void keep_best_groups(const Moe& op, float* choice, float* groups) {
     if (groups[g] != kMinusInfinity) std::fill_n(choice + g * size, size, kMinusInfinity);
 }
 
+/// Advises the whole pages of w's member (of all of w: -1), where w lies in a file.
+void advise(const Weight& w, int32_t member, int advice) {
+  if (w.fd < 0) return;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const size_t each = w.nbytes / static_cast<size_t>(w.ne[2]);
+  const auto begin =
+      reinterpret_cast<uintptr_t>(w.data) + (member < 0 ? 0 : static_cast<size_t>(member) * each);
+  const uintptr_t end = begin + (member < 0 ? w.nbytes : each), first = begin / page * page;
+  madvise(reinterpret_cast<void*>(first), end - first, advice);  // advice: what fails costs time alone
+}
+
 }  // namespace
 
-void PassRun::reserve_moe(const Moe& op, size_t& scratch) {
+// The system reads megabytes around a page that is missing: right for a weight that is read from end
+// to end, eight times too much for experts that lie scattered.
+void PassRun::fetch_chosen(const MoeStep& s) {
+  for (const Routing::Chosen& c : routing_.chosen) {
+    uint8_t& uses = (*s.uses)[static_cast<size_t>(c.expert)];
+    if (uses++ % kFetchEvery != 0) continue;
+    for (WeightId w : {s.op.gate, s.op.up, s.op.down})
+      advise(program_.plan_.weights[static_cast<size_t>(w)], c.expert, MADV_WILLNEED);
+  }
+}
+
+void PassRun::reserve_moe(const MoeStep& s, size_t& scratch) {
+  const Moe& op = s.op;
+  if (s.uses->empty()) {
+    s.uses->resize(static_cast<size_t>(op.n_experts));
+    for (WeightId w : {op.gate, op.up, op.down})
+      advise(program_.plan_.weights[static_cast<size_t>(w)], -1, MADV_RANDOM);
+  }
   const int32_t n = rows(op.in), d = width(op.in);
   const auto n_ff = static_cast<int32_t>(program_.plan_.weights[static_cast<size_t>(op.down)].n_in());
   const size_t pairs = static_cast<size_t>(n) * static_cast<size_t>(op.n_used);
@@ -239,6 +274,7 @@ void PassRun::step(const MoeStep& s, Counter* counters, int t) {
   program_.pool_->barrier();
   if (t == 0) {
     sort_by_expert(n, op);
+    fetch_chosen(s);
     place_activations(width(op.in), in_weights, shared);
   }
   program_.pool_->barrier();

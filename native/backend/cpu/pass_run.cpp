@@ -86,7 +86,7 @@ void PassRun::reserve() {
       args.v_head_dim = a->op.v_head_dim;
       scratch = std::max(scratch, kernels_.attention_scratch(args, kAttentionRows) * sizeof(float));
     } else if (const auto* moe = std::get_if<MoeStep>(&s)) {
-      reserve_moe(moe->op, scratch);
+      reserve_moe(*moe, scratch);
     } else if (const auto* latent = std::get_if<LatentStep>(&s)) {
       reserve_latent(latent->op, scratch);
     } else if (const auto* p = std::get_if<HeadsStep>(&s)) {

@@ -81,7 +81,8 @@ class PassRun {
   void matmul_chunk(const MatmulStep& s, int part, int32_t begin, int32_t end, int t);
   void pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t);
   void head_gather(const HeadStep& s, Counter& counter, int t);
-  void reserve_moe(const Moe& op, size_t& scratch);
+  void reserve_moe(const MoeStep& s, size_t& scratch);
+  void fetch_chosen(const MoeStep& s);
   void route_row(const MoeStep& s, int32_t r, float* scores);
   void sort_by_expert(int32_t n_rows, const Moe& op);
   void place_activations(int32_t n_in, std::span<const WeightId> weights, bool shared);

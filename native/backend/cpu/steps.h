@@ -2,6 +2,7 @@
 // value lives. compile.cpp writes it, program.cpp runs it.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <variant>
 #include <vector>
 
@@ -75,6 +76,8 @@ struct SigmoidGateStep {
 struct MoeStep {
   Moe op{};
   const float* bias = nullptr;  ///< (n_experts)
+  /// (n_experts) passes that chose each so far, modulo 256; empty before the first pass
+  std::shared_ptr<std::vector<uint8_t>> uses = std::make_shared<std::vector<uint8_t>>();
 };
 struct LatentStep {
   LatentAttention op{};
