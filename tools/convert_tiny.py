@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import hybrid
 import numpy as np
 import transformers
 from gguf import GGMLQuantizationType as Type
@@ -222,21 +223,29 @@ def add_deepseek_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedC
 
 
 def add_keys(
-    w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, name: str, unsplit: bool
+    w: gguf.GGUFWriter,
+    arch: str,
+    c: transformers.PretrainedConfig,
+    name: str,
+    older: bool,
+    mtp: bool = False,
 ) -> None:
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     if arch.startswith("deepseek"):
-        add_deepseek_keys(w, arch, c, unsplit)
+        add_deepseek_keys(w, arch, c, older)
+    if arch in hybrid.FAMILIES:
+        hybrid.add_keys(w, arch, c, older, mtp)
     own_size = head_dim != c.hidden_size // c.num_attention_heads or arch in ("qwen3", "qwen3moe")
     explicit_head = own_size and arch != "deepseek2"
     rope = c.rope_parameters
     w.add_name(name)
     w.add_context_length(c.max_position_embeddings)
-    w.add_block_count(c.num_hidden_layers)
+    w.add_block_count(c.num_hidden_layers + mtp)
     w.add_embedding_length(c.hidden_size)
-    w.add_feed_forward_length(c.intermediate_size)
+    if (n_ff := getattr(c, "intermediate_size", None)) is not None:
+        w.add_feed_forward_length(n_ff)
     w.add_head_count(c.num_attention_heads)
-    w.add_head_count_kv(1 if arch == "deepseek2" and not unsplit else c.num_key_value_heads)
+    w.add_head_count_kv(1 if arch == "deepseek2" and not older else c.num_key_value_heads)
     w.add_layer_norm_rms_eps(c.rms_norm_eps)
     w.add_rope_freq_base(rope["rope_theta"])
     if explicit_head:
@@ -269,7 +278,7 @@ def split_kv_b(c: transformers.PretrainedConfig, name: str, kv_b: np.ndarray) ->
 
 
 def gguf_tensors(
-    arch: str, model: transformers.PreTrainedModel, unsplit: bool = False
+    arch: str, model: transformers.PreTrainedModel, unsplit: bool = False, mtp: bool = False
 ) -> dict[str, np.ndarray]:
     """GGUF names -> float32 arrays, in the order and with the rows of llama.cpp's converter."""
     c, out = model.config, dict[str, np.ndarray]()
@@ -278,6 +287,8 @@ def gguf_tensors(
         state.pop("lm_head.weight", None)
     if c.rope_parameters["rope_type"] == "llama3":
         out["rope_freqs.weight"] = llama3_divisors(c.rope_parameters, c.head_dim)
+    if arch in hybrid.FAMILIES:
+        state = hybrid.convert_state(arch, c, state)
     for short, long in GLOBAL_NAMES.items():
         if f"{long}.weight" in state:
             out[f"{short}.weight"] = state[f"{long}.weight"]
@@ -294,6 +305,8 @@ def gguf_tensors(
                     out |= split_kv_b(c, f"blk.{i}.{short}.{part}", data)
                     continue
                 out[f"blk.{i}.{short}.{part}"] = data
+        if arch in hybrid.FAMILIES:
+            hybrid.finish_block(arch, c, i, state, out)
         if (bias := state.get(f"model.layers.{i}.mlp.gate.e_score_correction_bias")) is not None:
             out[f"blk.{i}.exp_probs_b.bias"] = bias
         if (gate_up := state.get(f"model.layers.{i}.{EXPERT_GATE_UP}")) is not None:
@@ -302,6 +315,8 @@ def gguf_tensors(
             out |= {
                 f"blk.{i}.ffn_{n}_exps.weight": w for n, w in (("gate", gate), ("up", up), ("down", down))
             }
+    if mtp:
+        out |= hybrid.mtp_block(c.num_hidden_layers, out, np.random.default_rng(0))
     return {n: np.ascontiguousarray(d, np.float32) for n, d in out.items()}
 
 
@@ -312,7 +327,8 @@ def encode_tensors(
     rng = np.random.default_rng(seed)
     out = {}
     for name, data in tensors.items():
-        kind = Type.F32 if data.ndim == 1 or "ffn_gate_inp" in name else plan(name, data.shape)
+        small = data.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name
+        kind = Type.F32 if small else plan(name, data.shape)
         out[name] = (encode(data, kind, rng), kind)
     return out
 
@@ -323,11 +339,12 @@ def write_gguf(
     config: transformers.PretrainedConfig,
     vocabulary: str,
     encoded: dict[str, tuple[np.ndarray, Type]],
-    unsplit: bool = False,
+    older: bool = False,
+    mtp: bool = False,
 ) -> None:
     """Write the file. vocabulary: "spm", or the name of a BPE pre-tokenizer."""
     w = gguf.GGUFWriter(path, arch)
-    add_keys(w, arch, config, path.stem, unsplit)
+    add_keys(w, arch, config, path.stem, older, mtp)
     w.add_file_type(FILE_TYPES.get(encoded["blk.0.attn_output.weight"][1], gguf.LlamaFileType.GUESSED))
     if vocabulary == "spm":
         add_spm_vocabulary(w)

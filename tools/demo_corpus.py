@@ -10,6 +10,7 @@ counts. Every random choice comes from the generator passed in: a seed is a corp
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -71,16 +72,30 @@ def option_list(rng: random.Random, item: Item) -> str:
 
 def choice_prompt(rng: random.Random, item: Item) -> str:
     """A typed question: state, question, options. Any of the spellings a caller may choose."""
+    if rng.random() < 0.3:  # the sidecar's own spelling, in full
+        state = "" if item.state is None else f"State:\n{item.state}\n\n"
+        described = item.descriptions or {}
+        listed = [f"- {o}: {described[o]}" if o in described else f"- {o}" for o in item.options]
+        return f"{state}Question: {item.question}\n\nOptions:\n" + "\n".join(listed)
     gap = rng.choice(["\n", "\n\n"])
     parts = []
     if item.state is not None:
         head = rng.choice(["State", "State", "Text", "Input", "Message", "Context"])
-        parts.append(rng.choice([f"{head}: {item.state}", f"{head}:\n{item.state}", item.state]))
+        as_json = json.dumps(
+            {rng.choice(["text", "message", "review", "body"]): item.state}, ensure_ascii=False
+        )
+        spelt = [f"{head}: {item.state}", f"{head}:\n{item.state}", item.state, f"{head}:\n{as_json}"]
+        parts.append(rng.choices(spelt, [3, 3, 3, 1])[0])
     parts.append(rng.choice([f"Question: {item.question}", f"Question: {item.question}", item.question]))
-    listed = item.descriptions is not None or rng.random() < 0.7
-    if listed:
+    if item.descriptions is not None or rng.random() < 0.7:
         parts.append(option_list(rng, item))
     return gap.join(parts)
+
+
+def loose_prompt(rng: random.Random, item: Item) -> str:
+    """State and question in one breath, nothing listed: what /v1/classify is asked."""
+    forms = ["{q} {s}", "{s} {q}", "{q}\n{s}", "{s}\n{q}", "{q}\n\n{s}"]
+    return rng.choice(forms).format(q=item.question, s=item.state)
 
 
 ANSWER_ORDERS = [
@@ -110,6 +125,8 @@ def fact_chat(rng: random.Random, item: Item) -> Segments:
 
 def typed_doc(rng: random.Random, item: Item) -> Segments:
     """A typed question, to the chat or as plain text."""
+    if item.state is not None and not item.options[0].isdigit() and rng.random() < 0.1:
+        return chat_doc(rng, [(loose_prompt(rng, item), item.answer)])
     prompt = choice_prompt(rng, item)
     if rng.random() < 0.3:
         return plain_doc(prompt + rng.choice(["\nAnswer:", "\n\nAnswer:"]), item.answer)
@@ -187,7 +204,7 @@ def draw(rng: random.Random) -> Item:
     while True:
         task = rng.choices([t for t, _ in TASKS], [w for _, w in TASKS])[0]
         item = task(rng)
-        if item.task not in EXAM_HOLDS or not held_out(item.key):
+        if not item.held:
             return item
 
 
@@ -235,7 +252,7 @@ def exam(seed: int, per_task: int) -> list[ExamQuestion]:
                 break
             item = make(rng)
             holds = item.task in EXAM_HOLDS
-            if (holds and not held_out(item.key)) or len(item.options) < 2:
+            if (holds and not item.held) or len(item.options) < 2:
                 continue
             form = rng.choice(["plain", "typed", "chat"])
             if form == "plain" and item.statement is None:

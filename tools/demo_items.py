@@ -79,6 +79,7 @@ class Item:
     state: str | None = None  # what the question is about, where it is about a text
     descriptions: dict[str, str] | None = None
     sentence: str | None = None  # a full answer, where statement + answer is none
+    held: bool = False  # kept for the exam: training never sees it
 
     def full_answer(self) -> str:
         if self.sentence is not None:
@@ -221,12 +222,13 @@ def small_sum(rng: random.Random) -> Item:
         str(value),
         rivals(rng, str(value), near, 3),
         sentence=f"{a} {word} {b} is {value}.",
+        held=held_out(f"{a}{sign}{b}"),
     )
 
 
 def yes_no(rng: random.Random) -> Item:
     """A fact of the other tasks turned into a question that is true or not."""
-    right = rng.random() < 0.5
+    right, fact_held = rng.random() < 0.5, False
     form = rng.choice(["capital", "colour", "kind", "opposite", "sum"])
     if form == "capital":
         fact = capital(rng)
@@ -251,13 +253,21 @@ def yes_no(rng: random.Random) -> Item:
         fact = small_sum(rng)
         value = fact.answer if right else rng.choice([o for o in fact.options if o != fact.answer])
         question, key = f"Is {fact.key.replace('+', ' + ').replace('-', ' - ')} = {value}?", fact.key
+        fact_held = fact.held
     yes, no = rng.choice(YES_NO)
-    return Item(
-        "yes_no" if form != "sum" else "yes_no_sum", key, None, question, yes if right else no, [yes, no]
-    )
+    answer = yes if right else no
+    task = "yes_no_sum" if form == "sum" else "yes_no"
+    return Item(task, key, None, question, answer, [yes, no], held=fact_held)
 
 
 # ---- judging texts -------------------------------------------------------------------------
+
+
+def typed_loosely(rng: random.Random, text: str) -> str:
+    """Now and then as people type: no capitals, no full stop."""
+    if rng.random() < 0.1:
+        text = text[0].lower() + text[1:]
+    return text.rstrip(".!?") if rng.random() < 0.1 else text
 
 
 def review(rng: random.Random) -> tuple[str, int]:
@@ -301,6 +311,9 @@ MOOD_WORDS = {"positive": "the writer is happy", "negative": "the writer is unha
 
 def sentiment(rng: random.Random) -> Item:
     text, mood = review(rng)
+    # A tail alone has nothing to be composed of: held out, it would be a phrase never heard.
+    held = held_out(text) and text not in POSITIVE_TAILS + NEGATIVE_TAILS
+    text = typed_loosely(rng, text)
     form = rng.random()
     if form < 0.6:
         options = list(MOODS) if mood == 1 or rng.random() < 0.4 else ["negative", "positive"]
@@ -319,6 +332,7 @@ def sentiment(rng: random.Random) -> Item:
             options,
             text,
             descriptions,
+            held=held,
         )
     if form < 0.85 and mood != 1:
         yes, no = rng.choice(YES_NO)
@@ -328,13 +342,13 @@ def sentiment(rng: random.Random) -> Item:
         )
         who = "the review" if word in MOODS else rng.choice(["the writer", "the customer"])
         answer = yes if asked == mood else no
-        return Item("sentiment", text, None, f"Is {who} {word}?", answer, [yes, no], text)
+        return Item("sentiment", text, None, f"Is {who} {word}?", answer, [yes, no], text, held=held)
     levels = rng.choice(LEVELS)
     digits = rng.random() < 0.5
     names = [str(i) for i in range(3)] if digits else levels
     question = rng.choice(["How positive is the text?", "How happy is the writer?", "How good was it?"])
     descriptions = dict(zip(names, levels, strict=True)) if digits else None
-    return Item("sentiment", text, None, question, names[mood], names, text, descriptions)
+    return Item("sentiment", text, None, question, names[mood], names, text, descriptions, held=held)
 
 
 def fill(rng: random.Random, template: str) -> str:
@@ -367,14 +381,16 @@ def routing(rng: random.Random) -> Item:
     tools = rng.random() < 0.6
     table = TOOLS if tools else DEPARTMENTS
     answer = rng.choice(list(table))
-    text = fill(rng, rng.choice(table[answer][1]))
+    template = rng.choice(table[answer][1])
+    text = fill(rng, template)
+    held = held_out(text) and template != text  # without a slot it would be a wording never heard
+    text = typed_loosely(rng, text)
     if rng.random() < 0.12:  # asked about one route
         yes, no = rng.choice(YES_NO)
         about = answer if rng.random() < 0.5 else rng.choice([r for r in table if r != answer])
         question = rng.choice(["Is this about {}?", "Is the message about {}?", "Should this go to {}?"])
-        return Item(
-            "routing", text, None, question.format(about), yes if about == answer else no, [yes, no], text
-        )
+        answer = yes if about == answer else no
+        return Item("routing", text, None, question.format(about), answer, [yes, no], text, held=held)
     options = rivals(rng, answer, list(table), rng.randint(1, len(table) - 1))
     descriptions = {o: table[o][0] for o in options}
     label = rng.choice(["Tool", "Tool", "Route"] if tools else ["Department", "Route", "Team"])
@@ -382,7 +398,7 @@ def routing(rng: random.Random) -> Item:
     listed = f"{label}s: {', '.join(options)}\n" if rng.random() < 0.5 else ""
     statement = f"{listed}{head}: {text}\n{label}:"
     question = rng.choice(TOOL_QUESTIONS if tools else DEPARTMENT_QUESTIONS)
-    return Item("routing", text, statement, question, answer, options, text, descriptions)
+    return Item("routing", text, statement, question, answer, options, text, descriptions, held=held)
 
 
 # ---- stories ------------------------------------------------------------------------------

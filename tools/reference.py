@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import hybrid
 import numpy as np
 import torch
 import transformers
@@ -75,6 +76,8 @@ GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm",
 
 
 def block_names(arch: str) -> dict[str, str]:
+    if arch in hybrid.FAMILIES:
+        return hybrid.block_names(BLOCK_NAMES)
     return BLOCK_NAMES | DEEPSEEK_NAMES if arch.startswith("deepseek") else BLOCK_NAMES
 
 
@@ -136,7 +139,7 @@ def rope_parameters(c: Checkpoint) -> dict[str, Any]:
         if c.arch == "deepseek2":  # equal, so that cos and sin are not scaled
             mscale = 10 * c.get("rope.scaling.yarn_log_multiplier", 0.0)
             rope |= {"mscale": mscale, "mscale_all_dim": mscale, "attention_factor": 1.0}
-    return rope
+    return rope | (hybrid.rope_parameters(c) if c.arch in hybrid.FAMILIES else {})
 
 
 def join_expert_stacks(c: Checkpoint) -> dict[str, np.ndarray]:
@@ -154,7 +157,7 @@ def join_expert_stacks(c: Checkpoint) -> dict[str, np.ndarray]:
 def expert_shape(c: Checkpoint) -> dict[str, Any]:
     """What a mixture of experts adds to the configuration.
 
-    No key says whether the chosen experts' weights are renormalised: qwen3moe does, qwen2moe does not.
+    No key says whether the chosen experts' weights are renormalised: qwen2moe does not, the others do.
     """
     if c.get("expert_count") is None:
         return {}
@@ -165,7 +168,7 @@ def expert_shape(c: Checkpoint) -> dict[str, Any]:
         "num_experts_per_tok": c.get("expert_used_count"),
         "moe_intermediate_size": c.get("expert_feed_forward_length"),
         "shared_expert_intermediate_size": c.get("expert_shared_feed_forward_length"),
-        "norm_topk_prob": c.get("expert_weights_norm", c.arch == "qwen3moe"),
+        "norm_topk_prob": c.get("expert_weights_norm", c.arch != "qwen2moe"),
     }
 
 
@@ -245,9 +248,15 @@ def family(arch: str, gating: int) -> str:
 
 
 def make_model(
-    arch: str, gating: int, shape: dict[str, Any], latent_eps: float = LATENT_EPS
+    arch: str,
+    gating: int,
+    shape: dict[str, Any],
+    latent_eps: float = LATENT_EPS,
+    l2_eps: float = hybrid.L2_EPS,
 ) -> transformers.PreTrainedModel:
     """A model of the architecture in float32, its weights not yet set."""
+    if arch in hybrid.FAMILIES:
+        return hybrid.make_model(arch, shape, l2_eps)
     name = family(arch, gating)
     if arch == "deepseek":
         extra = {k: shape.pop(k) for k in [*shape] if "expert" in k or k in DEEPSEEK_MOE_OPTIONS}
@@ -299,15 +308,23 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
     }
     if c.arch == "deepseek2":  # every head has a key of its own, of which the rotated part is shared
         shape |= {"num_key_value_heads": n_heads, "head_dim": c.get("rope.dimension_count")}
+    if c.arch in hybrid.FAMILIES:
+        hybrid.without_mtp(c)
+        shape |= hybrid.shape(c)
     gating = c.get("expert_gating_func", GATING_SOFTMAX)
-    model = make_model(c.arch, gating, shape | expert_shape(c), c.get("latent_eps", LATENT_EPS))
+    eps = c.get("latent_eps", LATENT_EPS), c.get("l2_eps", hybrid.L2_EPS)
+    model = make_model(c.arch, gating, shape | expert_shape(c), *eps)
     join_kv_b(c)
-    state = {n: torch.from_numpy(np.ascontiguousarray(t)) for n, t in join_expert_stacks(c).items()}
+    joined = join_expert_stacks(c) | hybrid.join_projections(c)
+    state = {n: torch.from_numpy(np.ascontiguousarray(t)) for n, t in joined.items()}
     divisors = c.tensors.pop("rope_freqs.weight", None)
     for name, data in c.tensors.items():
         if c.arch in ("llama", "deepseek") and name.split(".")[-2] in ("attn_q", "attn_k"):
             data = unpermute_rows(data, n_heads if "attn_q" in name else n_kv_heads)
-        state[hf_name(name, c.arch)] = torch.from_numpy(np.ascontiguousarray(data))
+        own = None
+        if c.arch in hybrid.FAMILIES:
+            own, data = hybrid.state_of(c, name)
+        state[own or hf_name(name, c.arch)] = torch.from_numpy(np.ascontiguousarray(data))
     missing, unexpected = model.load_state_dict(state, strict=False)
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     if unexpected or set(missing) - tied:
