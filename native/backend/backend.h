@@ -167,6 +167,30 @@ struct LatentAttention {
   float scale;
 };
 
+/// y[r, h] = x[r, h, begin : begin + count]              x (R, n_heads * any); y (R, n_heads * count)
+struct HeadSlice {
+  ValueId in, out;
+  int32_t n_heads, begin, count;
+};
+
+/// Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): K key heads of N values, H value heads of M,
+/// head h of which reads key head h mod K (tiled) or h / (H/K) (grouped). With row t - 1 the parent of t:
+/// x[t] = silu(sum_j conv[:, j] * qkv[t - T + 1 + j]), qkv 0 before the sequence; [q | k | v] = x[t];
+/// q = l2(q) / sqrt(N), k = l2(k), l2(x) = x * rsqrt(sum(x^2) + qk_eps); per value head, in f32:
+/// g = exp(decay * softplus(alpha + dt_bias)), b = sigmoid(beta), S (N, M) the head's state, at first 0;
+/// d = b * (v - g * S^T k), S = g * S + k d^T, o = S^T q;  out = o * rsqrt(mean(o^2) + norm_eps) * norm *
+/// silu(z) qkv (R, C), C = 2 K N + H M; beta, alpha (R, H); z, out (R or O, H * M); conv: ne = {T, C}; decay,
+/// dt_bias (H); norm (M). Fixed states, always f32: conv_state (T - 1, C), delta_state (H, N, M).
+struct GatedDelta {
+  enum class Order : uint8_t { tiled, grouped };
+  ValueId qkv, z, beta, alpha, out;
+  WeightId conv, decay, dt_bias, norm;
+  StateId conv_state, delta_state;
+  int32_t n_key_heads, n_value_heads, key_dim, value_dim, n_taps;
+  Order order;
+  float qk_eps, norm_eps;
+};
+
 /// y[o] = x[outputs[o]]: from here on only output rows are computed
 struct SelectOutputs {
   ValueId in, out;
@@ -181,7 +205,7 @@ struct Head {
 };
 
 using Op = std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head,
-                        SigmoidGate, Moe, LatentAttention>;
+                        SigmoidGate, Moe, LatentAttention, HeadSlice, GatedDelta>;
 
 /// "Linear": for errors.
 const char* op_name(const Op& op);
@@ -219,6 +243,10 @@ struct Pass {
   std::span<const int32_t> positions;  ///< (R)
   std::span<const int32_t> parents;    ///< (R), slots
   int32_t first_slot = 0;
+  /// Rows [0, n_chain) go on with the sequence, each the child of the one before: fixed states move past
+  /// them. Rows after them fork: a fork's parent is the sequence's last slot or a fork of this pass, its
+  /// state ends with the pass. Means nothing to plans without fixed states.
+  int32_t n_chain = INT32_MAX;
   std::span<const int32_t> outputs;  ///< (O) row indices, ascending
   HeadMode head = HeadMode::none;
   std::span<const int32_t> gather_ids;
@@ -287,8 +315,12 @@ class State {
  public:
   virtual ~State() = default;
   SlotTree slots;
-  /// Forget slots at and above n (fixed states cannot go back and are untouched).
+  /// Forget slots at and above n. Fixed states stand after the sequence's rows (Pass::n_chain) run so far;
+  /// forks leave no trace in them. They go back to 0 or to the checkpoint, or stay where forks alone are
+  /// forgotten; else Error(kv_cache). A pass must begin where they stand.
   virtual void truncate(int32_t n) { slots.truncate(n); }
+  /// Keeps a copy of the fixed states as they stand now, for truncate() to come back to; one at a time.
+  virtual void checkpoint() {}
   /// Bytes now held on the device.
   virtual size_t bytes() const = 0;
 };

@@ -200,6 +200,50 @@ class Checker {
       shape(op.v_b, "v_b", op.n_latent, op.v_head_dim, op.n_heads);
     }
   }
+  void check(const HeadSlice& op) {
+    const ValueSpec& in = input(op.in, "in");
+    const ValueSpec& out = output(op.out);
+    if (op.n_heads < 1 || in.width % op.n_heads != 0)
+      bad(format("n_heads: expected a divisor of width %d, found %d", in.width, op.n_heads));
+    if (op.begin < 0 || op.count < 1 || op.begin > in.width / op.n_heads - op.count)
+      bad(format("begin and count: expected a part of %d values, found %d and %d", in.width / op.n_heads,
+                 op.begin, op.count));
+    width(out, "out", op.n_heads, op.count);
+    if (in.rows != out.rows) bad("out: expected the same rows as in");
+  }
+  void check(const GatedDelta& op) {
+    const ValueSpec& qkv = input(op.qkv, "qkv");
+    const ValueSpec& z = input(op.z, "z");
+    const ValueSpec& beta = input(op.beta, "beta");
+    const ValueSpec& alpha = input(op.alpha, "alpha");
+    if (op.n_key_heads < 1 || op.n_value_heads < 1 || op.n_value_heads % op.n_key_heads != 0)
+      bad(format("expected n_value_heads a multiple of n_key_heads, found %d and %d", op.n_value_heads,
+                 op.n_key_heads));
+    if (op.key_dim < 1 || op.value_dim < 1 || op.n_taps < 2)
+      bad(format("expected heads of 1 or more values and 2 or more taps, found %d, %d and %d", op.key_dim,
+                 op.value_dim, op.n_taps));
+    width(z, "z", op.n_value_heads, op.value_dim);
+    same(output(op.out), z, "out");
+    width(beta, "beta", op.n_value_heads, 1);
+    width(alpha, "alpha", op.n_value_heads, 1);
+    width(qkv, "qkv", 1, 2 * op.n_key_heads * op.key_dim + op.n_value_heads * op.value_dim);
+    if (qkv.rows != Rows::all || beta.rows != Rows::all || alpha.rows != Rows::all)
+      bad("qkv, beta and alpha: expected all rows");
+    shape(op.conv, "conv", op.n_taps, qkv.width);
+    shape(op.decay, "decay", op.n_value_heads, 1);
+    shape(op.dt_bias, "dt_bias", op.n_value_heads, 1);
+    shape(op.norm, "norm", op.value_dim, 1);
+    fixed_state(op.conv_state, "conv_state", static_cast<int64_t>(op.n_taps - 1) * qkv.width);
+    fixed_state(op.delta_state, "delta_state", static_cast<int64_t>(z.width) * op.key_dim);
+  }
+  void fixed_state(StateId id, const char* role, int64_t want) const {
+    if (id < 0 || static_cast<size_t>(id) >= plan_.states.size())
+      bad(format("%s is state %d, expected one of %zu", role, id, plan_.states.size()));
+    const StateSpec& s = plan_.states[static_cast<size_t>(id)];
+    if (s.kind != StateSpec::Kind::fixed || s.width != want || !s.always_f32)
+      bad(format("%s ('%s'): expected %lld fixed f32 values, found %d", role, s.name.c_str(),
+                 static_cast<long long>(want), s.width));
+  }
   void check(const SelectOutputs& op) {
     const ValueSpec& in = input(op.in, "in");
     const ValueSpec& out = output(op.out);
@@ -222,9 +266,9 @@ class Checker {
 }  // namespace
 
 const char* op_name(const Op& op) {
-  static const char* const names[] = {"Embed",     "RmsNorm",     "Linear", "Rope",
-                                      "Attention", "SwiGlu",      "Add",    "SelectOutputs",
-                                      "Head",      "SigmoidGate", "Moe",    "LatentAttention"};
+  static const char* const names[] = {
+      "Embed",         "RmsNorm", "Linear",      "Rope", "Attention",       "SwiGlu",    "Add",
+      "SelectOutputs", "Head",    "SigmoidGate", "Moe",  "LatentAttention", "HeadSlice", "GatedDelta"};
   static_assert(std::variant_size_v<Op> == sizeof(names) / sizeof(names[0]));
   return names[op.index()];
 }

@@ -38,6 +38,7 @@ int32_t Session::run(const RowList& rows, int32_t end, HeadMode head, std::span<
   pass.positions = std::span(rows.positions).subspan(from, n);
   pass.parents = std::span(rows.parents).subspan(from, n);
   pass.first_slot = begin;
+  pass.n_chain = rows.n_chain - begin;
   pass.outputs = out_rows_;
   pass.head = out_rows_.empty() ? HeadMode::none : head;
   pass.gather_ids = gather_ids_;

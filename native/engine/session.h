@@ -13,6 +13,7 @@ namespace reflex {
 /// Rows in slot order: row i becomes slot i. parents are earlier slots or -1.
 struct RowList {
   std::vector<int32_t> tokens, positions, parents;
+  int32_t n_chain = INT32_MAX;  ///< rows from here on fork (Pass::n_chain), counted in slots
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   int32_t add(int32_t token, int32_t position, int32_t parent);  ///< returns its slot
   void add_chain(std::span<const int32_t> ids);                  ///< after the last row
@@ -31,6 +32,10 @@ class Session {
   int32_t length() const { return state_ ? state_->slots.size() : 0; }
   /// Forget every slot at and above n.
   void truncate(int32_t n);
+  /// Makes truncate(length()) possible later on where layers are recurrent.
+  void checkpoint() {
+    if (state_) state_->checkpoint();
+  }
   /// Run rows [length(), end) of the list; outputs are those of `outputs` (by slot, ascending)
   /// that fall into the range. Returns how many outputs were computed.
   int32_t run(const RowList& rows, int32_t end, HeadMode head, std::span<const OutputRow> outputs);

@@ -154,6 +154,20 @@ ValueId Builder::latent_attention(int32_t layer, LatentAttention op) {
   return push(op.n_heads * op.v_head_dim, spec(op.q).rows, op);
 }
 
+ValueId Builder::head_slice(ValueId x, int32_t n_heads, int32_t begin, int32_t count) {
+  return push(n_heads * count, spec(x).rows, HeadSlice{x, kNone, n_heads, begin, count});
+}
+
+ValueId Builder::gated_delta(int32_t layer, GatedDelta op) {
+  op.conv_state = static_cast<StateId>(plan_.states.size());
+  op.delta_state = op.conv_state + 1;
+  plan_.states.push_back(
+      {block_name(layer, "conv"), StateSpec::Kind::fixed, (op.n_taps - 1) * spec(op.qkv).width, true});
+  plan_.states.push_back(
+      {block_name(layer, "delta"), StateSpec::Kind::fixed, spec(op.z).width * op.key_dim, true});
+  return push(spec(op.z).width, spec(op.z).rows, op);
+}
+
 ValueId Builder::select_outputs(ValueId x) {
   return push(spec(x).width, Rows::outputs, SelectOutputs{x, kNone});
 }

@@ -64,6 +64,12 @@ Config read_config(const gguf::File& file) {
   c.arch = std::string(file.require_string("general.architecture"));
   const Keys keys(file, c.arch);
   c.n_layers = keys.require("block_count", kMaxLayers);
+  // The last blocks may be there to predict further tokens at once: they take no part in the logits.
+  const int32_t n_next = keys.get("nextn_predict_layers", 0, kMaxLayers, 0);
+  if (n_next >= c.n_layers)
+    fail(ErrorKind::gguf, "key '%s': expected less than the %d blocks, found %d",
+         keys.name("nextn_predict_layers").c_str(), c.n_layers, n_next);
+  c.n_layers -= n_next;
   c.n_embd = keys.require("embedding_length", kMaxWidth);
   c.n_heads = uniform(file, keys, "attention.head_count", 0, kMaxHeads);
   if (c.n_heads == 0) fail(ErrorKind::gguf, "key '%s' is missing", keys.name("attention.head_count").c_str());

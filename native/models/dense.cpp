@@ -55,7 +55,7 @@ ValueId gated_ffn(Builder& b, int32_t layer, ValueId x, int32_t n_ff, const char
   return b.linear(b.swiglu(gate, up), b.matrix(t("ffn_down"), n_ff, c.n_embd));
 }
 
-void build_decoder(Builder& b, const LayerPart& attention, const LayerPart& ffn) {
+void build_decoder(Builder& b, const LayerPart& attention, const LayerPart& ffn, const char* ffn_norm) {
   const Config& c = b.config();
   const WeightId embd = b.matrix("token_embd.weight", c.n_embd, c.n_vocab);
   ValueId x = b.embed(embd);
@@ -66,7 +66,7 @@ void build_decoder(Builder& b, const LayerPart& attention, const LayerPart& ffn)
     };
     const ValueId a = attention(b, i, norm("attn_norm.weight"), last);
     x = b.add(last ? b.select_outputs(x) : x, a);
-    x = b.add(x, ffn(b, i, norm("ffn_norm.weight"), last));
+    x = b.add(x, ffn(b, i, norm(ffn_norm), last));
   }
   x = b.rms_norm(x, b.vector("output_norm.weight", c.n_embd), c.n_embd);
   // Tied models have no output.weight.

@@ -19,7 +19,8 @@ ValueId gated_ffn(Builder& b, int32_t layer, ValueId x, int32_t n_ff, const char
 
 /// The whole model around a per-layer attention: x += attention(norm(x)), x += ffn(norm(x)).
 using LayerPart = std::function<ValueId(Builder& b, int32_t layer, ValueId h, bool last)>;
-void build_decoder(Builder& b, const LayerPart& attention, const LayerPart& ffn);
+void build_decoder(Builder& b, const LayerPart& attention, const LayerPart& ffn,
+                   const char* ffn_norm = "ffn_norm.weight");
 
 void build_dense(Builder& b, const DenseTraits& traits);
 

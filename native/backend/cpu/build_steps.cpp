@@ -64,6 +64,11 @@ class StepBuilder {
         if (out_needed) f(o.q);
         f(o.kv);
       }
+      void operator()(const HeadSlice& o) { f(o.in); }
+      void operator()(const GatedDelta& o) {
+        if (out_needed) f(o.z);
+        f(o.qkv), f(o.beta), f(o.alpha);
+      }
     };
     std::visit(Visitor{out_needed, f}, op);
   }
@@ -88,8 +93,9 @@ class StepBuilder {
       const ValueId out = out_of(op);
       const bool out_needed = out != kNone && value_needed_[static_cast<size_t>(out)];
       const bool head = std::holds_alternative<Head>(op);
-      const bool writes_state =
-          std::holds_alternative<Attention>(op) || std::holds_alternative<LatentAttention>(op);
+      const bool writes_state = std::holds_alternative<Attention>(op) ||
+                                std::holds_alternative<LatentAttention>(op) ||
+                                std::holds_alternative<GatedDelta>(op);
       needed_[i] = out_needed || writes_state || (head && with_head_);
       if (needed_[i])
         for_inputs(op, out_needed, [&](ValueId v) { value_needed_[static_cast<size_t>(v)] = true; });
@@ -256,6 +262,16 @@ class StepBuilder {
     push(LatentStep{op, n, value_needed_[static_cast<size_t>(op.out)]});
   }
 
+  void emit(const HeadSlice& op, size_t) { push(HeadSliceStep{op}); }
+
+  void emit(const GatedDelta& op, size_t) {
+    const auto f32 = [&](WeightId w) {
+      return vector_f32(weight(w), weight(w).n_in() * weight(w).n_out(), constants_);
+    };
+    push(DeltaStep{op, f32(op.conv), f32(op.decay), f32(op.dt_bias), f32(op.norm),
+                   value_needed_[static_cast<size_t>(op.out)]});
+  }
+
   // ---- the rest, as they are -----------------------------------------------------------
 
   void emit(const Embed& op, size_t) { push(EmbedStep{op.table, op.out}); }
@@ -330,6 +346,16 @@ Touches touches(const Step& step) {
       t.reads = {s.op.kv};
       if (!s.with_output) return;
       t.reads.push_back(s.op.q);
+      t.writes = {s.op.out};
+    }
+    void operator()(const HeadSliceStep& s) {
+      t.reads = {s.op.in};
+      t.writes = {s.op.out};
+    }
+    void operator()(const DeltaStep& s) {
+      t.reads = {s.op.qkv, s.op.beta, s.op.alpha};
+      if (!s.with_output) return;
+      t.reads.push_back(s.op.z);
       t.writes = {s.op.out};
     }
     void operator()(const SelectStep& s) {

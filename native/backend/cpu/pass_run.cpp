@@ -89,6 +89,8 @@ void PassRun::reserve() {
       reserve_moe(*moe, scratch);
     } else if (const auto* latent = std::get_if<LatentStep>(&s)) {
       reserve_latent(latent->op, scratch);
+    } else if (const auto* delta = std::get_if<DeltaStep>(&s)) {
+      reserve_delta(delta->op, scratch);
     } else if (const auto* p = std::get_if<HeadsStep>(&s)) {
       for (const HeadsStep::Item& i : p->items)
         scratch = std::max(scratch, static_cast<size_t>(width(i.in)) * sizeof(float));

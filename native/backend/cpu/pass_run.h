@@ -74,6 +74,8 @@ class PassRun {
   void step(const SigmoidGateStep& s, Counter* counters, int t);
   void step(const MoeStep& s, Counter* counters, int t);
   void step(const LatentStep& s, Counter* counters, int t);
+  void step(const HeadSliceStep& s, Counter* counters, int t);
+  void step(const DeltaStep& s, Counter* counters, int t);
   void step(const SelectStep& s, Counter* counters, int t);
   void step(const HeadStep& s, Counter* counters, int t);
 
@@ -92,6 +94,7 @@ class PassRun {
   void experts_down(const Moe& op, int32_t begin, int32_t end, int t);
   MatmulArgs expert_args(WeightId w, const Routing::Chosen& c, int t) const;
   void reserve_latent(const LatentAttention& op, size_t& scratch);
+  void reserve_delta(const GatedDelta& op, size_t& scratch);
   void latent_state(const LatentStep& s, int32_t r, int t);
   void latent_query(const LatentAttention& op, int32_t head, int t);
   void latent_value(const LatentAttention& op, int32_t head, int t);

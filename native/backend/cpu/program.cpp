@@ -16,6 +16,8 @@ CpuProgram::CpuProgram(Plan plan, const ProgramOptions& options, std::shared_ptr
   full_ = build_steps(plan_, true, constants_);
   states_only_ = build_steps(plan_, false, constants_);
   for (const Weight& w : plan_.weights) weight_bytes_ += w.nbytes;
+  for (const Op& op : plan_.ops)
+    if (const auto* delta = std::get_if<GatedDelta>(&op)) n_taps_ = std::max(n_taps_, delta->n_taps);
 }
 
 std::unique_ptr<State> CpuProgram::new_state() {
@@ -59,10 +61,13 @@ void CpuProgram::run(State& base, const Pass& pass) {
   head_ = HeadMode::none;  // until the pass has ended well
   n_outputs_ = 0;
   state->ensure_slots(pass.first_slot + static_cast<int32_t>(pass.tokens.size()));
+  if (n_taps_ > 0) delta_.build(pass, state->fixed_length(), n_taps_);
   const Visibility visibility = state->slots.extend(pass);
   const bool with_head = pass.head != HeadMode::none && !pass.outputs.empty();
   PassRun run(*this, *state, pass, visibility, with_head ? full_ : states_only_);
+  state->begin_fixed();
   run.run();
+  state->end_fixed(pass.first_slot + delta_.n_chain());
   if (!with_head) return;
   head_ = pass.head;
   n_outputs_ = static_cast<int32_t>(pass.outputs.size());

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/gated_delta.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/state.h"
@@ -43,6 +44,9 @@ class CpuProgram final : public Program {
   Constants constants_;
   StepList full_, states_only_;
   size_t weight_bytes_ = 0;
+
+  int32_t n_taps_ = 0;  ///< the most of any GatedDelta; 0: there is none
+  DeltaPlan delta_;     ///< of the pass in progress
 
   // Of the last pass.
   HeadMode head_ = HeadMode::none;

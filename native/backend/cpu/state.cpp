@@ -1,6 +1,7 @@
 #include "backend/cpu/state.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace reflex::cpu {
 
@@ -20,6 +21,8 @@ CpuState::CpuState(const std::vector<StateSpec>& specs, int32_t n_ctx, bool exac
     b.value_bytes = exact || spec.always_f32 ? 4 : 2;
     const size_t row = static_cast<size_t>(spec.width) * b.value_bytes;
     if (spec.kind == StateSpec::Kind::fixed) {
+      has_fixed_ = true;
+      b.fixed_bytes = row;
       ensure(b.region, row, ("state " + b.name).c_str());
     } else {
       b.slot_bytes = row;
@@ -39,10 +42,40 @@ void CpuState::ensure_slots(int32_t n) {
   touched_ = std::max(touched_, n);
 }
 
+void CpuState::truncate(int32_t n) {
+  if (has_fixed_ && n < fixed_length_) {
+    if (n != 0 && n != checkpoint_)
+      fail(ErrorKind::kv_cache,
+           "state: cannot go back to slot %d: the recurrent layers' memory is that after slot %d, and no "
+           "checkpoint is there",
+           n, fixed_length_ - 1);
+    for (Buffer& b : buffers_) {
+      if (b.fixed_bytes == 0) continue;
+      if (n == 0)
+        std::memset(b.region.data(), 0, b.fixed_bytes);
+      else
+        std::memcpy(b.region.data(), b.copy.data(), b.fixed_bytes);
+    }
+    fixed_length_ = n;
+  }
+  if (n < checkpoint_) checkpoint_ = -1;
+  slots.truncate(n);
+}
+
+void CpuState::checkpoint() {
+  for (Buffer& b : buffers_) {
+    if (b.fixed_bytes == 0) continue;
+    ensure(b.copy, b.fixed_bytes, ("a copy of state " + b.name).c_str());
+    std::memcpy(b.copy.data(), b.region.data(), b.fixed_bytes);
+  }
+  checkpoint_ = fixed_length_;
+}
+
 size_t CpuState::bytes() const {
   size_t total = 0;
   for (const Buffer& b : buffers_)
-    total += b.slot_bytes ? b.slot_bytes * static_cast<size_t>(touched_) : b.region.capacity();
+    total +=
+        b.slot_bytes ? b.slot_bytes * static_cast<size_t>(touched_) : b.region.capacity() + b.copy.capacity();
   return total;
 }
 

@@ -18,6 +18,14 @@ class CpuState final : public State {
 
   uint8_t* buffer(StateId id) const { return buffers_[static_cast<size_t>(id)].region.data(); }
   bool is_f16(StateId id) const { return buffers_[static_cast<size_t>(id)].value_bytes == 2; }
+  void truncate(int32_t n) override;
+  void checkpoint() override;
+  /// Slots that the fixed states stand after.
+  int32_t fixed_length() const { return fixed_length_; }
+  /// Around a pass: should it end by an error, the fixed states are lost until truncate(0) or a checkpoint.
+  void begin_fixed() { fixed_length_ = has_fixed_ ? kLost : 0; }
+  void end_fixed(int32_t length) { fixed_length_ = has_fixed_ ? length : 0; }
+
   /// The program that made this state; no other can run on it.
   const void* owner() const { return owner_; }
   size_t bytes() const override;
@@ -26,11 +34,16 @@ class CpuState final : public State {
   struct Buffer {
     Region region;
     size_t value_bytes = 4;
-    size_t slot_bytes = 0;  ///< 0: fixed size
+    size_t slot_bytes = 0;   ///< 0: fixed size
+    size_t fixed_bytes = 0;  ///< 0: per token
     std::string name;
+    Region copy;  ///< at the checkpoint
   };
+  static constexpr int32_t kLost = INT32_MAX;
   std::vector<Buffer> buffers_;
-  int32_t touched_ = 0;  ///< slots that were ever asked for
+  bool has_fixed_ = false;
+  int32_t fixed_length_ = 0, checkpoint_ = -1;  ///< in slots; -1: none
+  int32_t touched_ = 0;                         ///< slots that were ever asked for
   const void* owner_;
 };
 

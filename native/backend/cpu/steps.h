@@ -84,12 +84,22 @@ struct LatentStep {
   Norm norm;                ///< of the latent
   bool with_output = true;  ///< else only the state is written
 };
+struct HeadSliceStep {
+  HeadSlice op{};
+};
+struct DeltaStep {
+  GatedDelta op{};
+  const float* conv = nullptr;  ///< (C, T)
+  const float *decay = nullptr, *dt_bias = nullptr, *norm = nullptr;
+  bool with_output = true;  ///< else only the states are written
+};
 struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
-using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep,
-                          SigmoidGateStep, MoeStep, LatentStep, SelectStep, HeadStep>;
+using Step =
+    std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep, SigmoidGateStep,
+                 MoeStep, LatentStep, HeadSliceStep, DeltaStep, SelectStep, HeadStep>;
 
 /// Steps and the place of each value: value v of row r lies at
 /// (its kind's arena) + offset[v] * rows + r * width.
