@@ -104,9 +104,7 @@ class Merges {
     if (rank < 0) return {};
     joined_.erase(a.size(), 1);
     const int32_t id = token_of(rank);
-    // Text never becomes a control token by merging: that it is text was decided before.
-    const TokenType type = vocabulary_.type(id);
-    if (type == TokenType::control || type == TokenType::unknown) return {};
+    if (!vocabulary_.is_plain(id)) return {};  // whether it is meant was decided by its mark
     return {static_cast<uint32_t>(rank), id};
   }
 
@@ -203,7 +201,7 @@ class BpeTokenizer final : public BaseTokenizer {
       spelled_.clear();
       for (const char c : word) append_alphabet(static_cast<uint8_t>(c), spelled_);
       const int32_t id = vocabulary().find(spelled_);
-      if (id >= 0 && (type(id) == TokenType::normal || type(id) == TokenType::undefined)) {
+      if (id >= 0 && vocabulary().is_plain(id)) {
         ids.push_back(id);
         return;
       }
@@ -228,8 +226,12 @@ class BpeTokenizer final : public BaseTokenizer {
     byte_token_.fill(-1);
     int32_t leading = 0;
     for (const int32_t id : vocabulary().shortest()) {
-      const int byte = byte_of(vocabulary().spelling(id));
-      if (byte < 0 || is_control(id)) continue;
+      const std::string_view spelling = vocabulary().spelling(id);
+      const int byte = byte_of(spelling);
+      if (byte < 0) continue;
+      // A user-defined token is spelled as it is meant: it can be the byte only where they agree.
+      const bool same = type(id) == TokenType::user_defined && spelling.size() == 1;
+      if (!vocabulary().is_plain(id) && !same) continue;
       byte_token_[byte] = id;
       if (id == leading) ++leading;
     }

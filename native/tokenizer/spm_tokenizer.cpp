@@ -104,7 +104,7 @@ class SpmTokenizer final : public BaseTokenizer {
         if (const int byte = byte_of_spelling(spelling); byte >= 0) byte_token_[byte] = id;
       } else if (type(id) == TokenType::unknown && unk < 0) {
         unk = id;
-      } else if (mergeable(id)) {
+      } else if (vocabulary().is_plain(id)) {
         const size_t body = spelling.find_first_not_of(kSpace);  // bytes of U+2581: enough to tell
         if (body != std::string_view::npos && spelling.find(kSpace, body) != std::string_view::npos)
           words_apart_ = false;
@@ -112,16 +112,10 @@ class SpmTokenizer final : public BaseTokenizer {
     }
   }
 
-  /// Text becomes control and user-defined tokens only by their marks, bytes only by falling
-  /// apart, and nothing becomes the unknown token by its name.
-  bool mergeable(int32_t id) const {
-    const TokenType t = type(id);
-    return t == TokenType::normal || t == TokenType::unused || t == TokenType::undefined;
-  }
   int32_t token_of(std::string_view piece) const {
     if (piece.size() > vocabulary().longest()) return -1;
     const int32_t id = vocabulary().find(piece);
-    return id >= 0 && mergeable(id) ? id : -1;
+    return id >= 0 && vocabulary().is_plain(id) ? id : -1;
   }
 
   void encode_word(std::string_view word, std::vector<int32_t>& ids) const {

@@ -20,6 +20,12 @@ class Vocabulary {
   int32_t size() const { return tokens_.size(); }
   std::string_view spelling(int32_t id) const { return tokens_[id]; }
   TokenType type(int32_t id) const;
+  /// Whether plain text may become this token. Control and user-defined ones come from their
+  /// marks alone, the unknown one and SentencePiece's bytes from what nothing else covers.
+  bool is_plain(int32_t id) const {
+    const TokenType t = type(id);
+    return t == TokenType::normal || t == TokenType::unused || t == TokenType::undefined;
+  }
   size_t longest() const { return tokens_.longest(); }
   /// The last token spelled so; -1 when there is none. The first call builds the index; calls
   /// from several threads are fine.
