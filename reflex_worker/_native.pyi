@@ -132,6 +132,9 @@ class Engine:
 def gguf_info(path: str) -> dict[str, Any]:
     """Metadata, tensor types and whether Reflex will run the file, without loading it."""
 
+def gguf_array(path: str, key: str) -> list[bytes] | list[int] | None:
+    """A metadata array: strings as bytes, or whole numbers. None when there is no such key."""
+
 def adopt_boot(capsule: object) -> bool:
     """Use the driver that `_boot.start()` is starting; False where it is of another version."""
 

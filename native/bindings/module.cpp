@@ -394,6 +394,22 @@ nb::dict gguf_info(const nb::str& path) {
   return d;
 }
 
+nb::object gguf_array(const nb::str& path, const std::string& key) {
+  std::optional<MetadataArray> array;
+  const std::string name = path_bytes(path);
+  {
+    nb::gil_scoped_release release;
+    array = read_metadata_array(name, key);
+  }
+  if (!array) return nb::none();
+  nb::list out;
+  if (const auto* strings = std::get_if<std::vector<std::string>>(&*array))
+    for (const std::string& s : *strings) out.append(nb::bytes(s.data(), s.size()));
+  else
+    for (const int64_t n : std::get<std::vector<int64_t>>(*array)) out.append(n);
+  return out;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -403,6 +419,8 @@ NB_MODULE(_native, m) {
   bind_engine(m);
   m.def("gguf_info", &gguf_info, "path"_a,
         "Metadata, tensor types and whether Reflex will run the file, without loading it.");
+  m.def("gguf_array", &gguf_array, "path"_a, "key"_a,
+        "A metadata array: strings as bytes, or whole numbers. None when there is no such key.");
   m.def(
       "adopt_boot",
       [](nb::handle capsule) {

@@ -143,4 +143,18 @@ FileReport describe_file(const std::string& path) {
   return r;
 }
 
+std::optional<MetadataArray> read_metadata_array(const std::string& path, const std::string& key) {
+  const std::unique_ptr<gguf::File> file = gguf::File::open(path);
+  const gguf::ArrayView* array = file->get_array(key);
+  if (!array) return std::nullopt;
+  if (array->type == gguf::ValueType::string) {
+    std::vector<std::string> strings;
+    array->each_string([&](uint64_t, std::string_view s) { strings.emplace_back(s); });
+    return strings;
+  }
+  std::vector<int64_t> numbers;
+  for (uint64_t i = 0; i < array->count; ++i) numbers.push_back(array->as_int(i));
+  return numbers;
+}
+
 }  // namespace reflex

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/error.h"
@@ -181,6 +182,11 @@ struct FileReport {
   std::string error_kind, error;  ///< why not
 };
 FileReport describe_file(const std::string& path);
+
+/// A metadata array, copied out of a file: strings, or whole numbers.
+using MetadataArray = std::variant<std::vector<std::string>, std::vector<int64_t>>;
+/// nullopt when the file has no such key; Error(gguf) where its value is of another kind.
+std::optional<MetadataArray> read_metadata_array(const std::string& path, const std::string& key);
 
 class Engine {
  public:
