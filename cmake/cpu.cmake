@@ -24,3 +24,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   reflex_cpu_kernel_set(avx512vnni -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
                         -mavx512vnni -mprefer-vector-width=512)
 endif()
+
+# cmake --build build --target cpu_bench: the backend against the machine's roofs.
+if(REFLEX_TESTS)
+  add_executable(cpu_bench EXCLUDE_FROM_ALL tests/bench/cpu_bench.cpp)
+  target_link_libraries(cpu_bench PRIVATE reflex_models reflex_cpu)
+endif()

@@ -52,7 +52,9 @@ def random_weight(rng: np.random.Generator, name: str, n_out: int, n_in: int) ->
     if name == "IQ1_M":  # the half lies in the top nibbles of four words: 0x2xxx is about 0.01
         top = [0, 0, rng.integers(0, 16, n), np.full(n, 2)]
         for i in range(4):
-            blocks[:, 49 + 2 * i] = (blocks[:, 49 + 2 * i] & 0x0F) | (np.asarray(top[i]) << 4).astype(np.uint8)
+            blocks[:, 49 + 2 * i] = (blocks[:, 49 + 2 * i] & 0x0F) | (np.asarray(top[i]) << 4).astype(
+                np.uint8
+            )
     return blocks.tobytes()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from reflex_worker import _testing
 
 from .plans import ISAS, TYPES, Product, decode, nmse, random_weight

@@ -318,7 +318,7 @@ TEST(cpu_compile_names_the_tensor_that_does_not_fit) {
   plan.weights[2].name = "blk.0.attn_q.weight";
   plan.weights[2].ne[0] = 47;
   CHECK_EQ(message(plan),
-           "tensor 'blk.0.attn_q.weight' (weight): expected shape [48, 48], found [47, 48, 1, 1]");
+           "tensor 'blk.0.attn_q.weight' (weight): expected shape [48, 48, 1], found [47, 48, 1, 1]");
   plan = model.plan;
   plan.weights[0].type = GgmlType::I32;
   CHECK_EQ(message(plan), "tensor 'token_embd.weight': type I32 (26) cannot be computed with");

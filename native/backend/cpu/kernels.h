@@ -30,7 +30,7 @@ struct MatmulArgs {
   int32_t n_rows = 0;            ///< R
   float* y = nullptr;
   size_t ldy = 0;
-  uint8_t* scratch = nullptr;  ///< matmul_scratch(n_in) bytes, 64-aligned, this thread's own
+  uint8_t* scratch = nullptr;  ///< matmul_scratch() bytes, 64-aligned, this thread's own
 };
 
 /// Attention of query rows [q_begin, q_end) against key/value head `kv_head`.
@@ -65,7 +65,7 @@ struct Kernels {
                   int32_t end, uint8_t* act);
   /// The prepared row r of a row_* form, usable as act with R = 1.
   const uint8_t* (*act_row)(Form form, const uint8_t* act, int32_t n_in, int32_t r);
-  size_t (*matmul_scratch)(int32_t n_in);
+  size_t (*matmul_scratch)(int32_t n_in, int32_t n_rows);
   void (*matmul)(const MatmulArgs& args, int32_t begin, int32_t end);
 
   /// y = x * rsqrt(mean(x^2) + eps) * w, over groups of `group` values of each row; x, y (rows, n),
@@ -82,6 +82,15 @@ struct Kernels {
   size_t (*attention_scratch)(const AttentionArgs& args, int32_t q_rows);
   void (*attention)(const AttentionArgs& args, int32_t q_begin, int32_t q_end, int32_t kv_head,
                     float* scratch);
+  /// For a few rows over a long context: floats of one part's result; 0 where there are too many rows.
+  size_t (*attention_part_floats)(const AttentionArgs& args, int32_t rows);
+  /// Rows [0, rows), all heads, over slots [begin, end) of their prefixes and, in the last part, their
+  /// branches.
+  void (*attention_part)(const AttentionArgs& args, int32_t rows, int32_t begin, int32_t end, bool last,
+                         float* part, float* scratch);
+  /// The output of one key head from all parts, which lie one after another and are used up.
+  void (*attention_merge)(const AttentionArgs& args, int32_t rows, int32_t kv_head, float* parts,
+                          int32_t n_parts);
 
   /// max over x (n), NaN ignored; -inf when there is nothing else.
   float (*max_value)(const float* x, int32_t n);

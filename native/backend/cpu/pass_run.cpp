@@ -47,7 +47,7 @@ void PassRun::reserve_matmul(ValueId in, std::span<const WeightId> weights, bool
              "prepared activations");
     }
   }
-  size_t need = round_line(kernels_.matmul_scratch(n_in));
+  size_t need = round_line(kernels_.matmul_scratch(n_in, n));
   if (pair) need += 2 * round_line(static_cast<size_t>(n) * kMatmulRows * sizeof(float));
   int32_t unit = 1;
   for (int f = 0; f < kForms; ++f) unit = std::max(unit, kernels_.act_unit(static_cast<Form>(f)));
@@ -85,6 +85,10 @@ void PassRun::reserve() {
       args.head_dim = a->op.head_dim;
       args.v_head_dim = a->op.v_head_dim;
       scratch = std::max(scratch, kernels_.attention_scratch(args, kAttentionRows) * sizeof(float));
+      const int32_t n = rows(a->op.q);
+      const auto parts = static_cast<size_t>(attention_parts(args, n));
+      ensure(program_.parts_, parts * kernels_.attention_part_floats(args, n) * sizeof(float),
+             "attention parts");
     } else if (const auto* moe = std::get_if<MoeStep>(&s)) {
       reserve_moe(*moe, scratch);
     } else if (const auto* latent = std::get_if<LatentStep>(&s)) {
@@ -210,7 +214,7 @@ void PassRun::pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t)
   const int32_t n = rows(s.in), count = end - begin;
   const auto n_out = static_cast<size_t>(width(s.swiglu));
   const size_t half = round_line(static_cast<size_t>(n) * kMatmulRows * sizeof(float));
-  uint8_t* base = scratch(t) + round_line(kernels_.matmul_scratch(width(s.in)));
+  uint8_t* base = scratch(t) + round_line(kernels_.matmul_scratch(width(s.in), n));
   float* y[2] = {reinterpret_cast<float*>(base), reinterpret_cast<float*>(base + half)};
   const int which[2] = {s.gate, s.up};
   for (int i = 0; i < 2; ++i) {
@@ -328,11 +332,32 @@ void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
   a.extra = visibility_.extra.data();
   a.extra_begin = visibility_.extra_begin.data();
   const int32_t n = rows(op.q), blocks = pieces(n, kAttentionRows);
+  auto* own = reinterpret_cast<float*>(scratch(t));
+  if (const int32_t parts = attention_parts(a, n); parts > 1) {
+    auto* all = reinterpret_cast<float*>(program_.parts_.data());
+    const size_t stride = kernels_.attention_part_floats(a, n);
+    share(counters[0], parts, 1, [&](int32_t part, int32_t) {
+      kernels_.attention_part(a, n, part * kPartSlots, (part + 1) * kPartSlots, part == parts - 1,
+                              all + static_cast<size_t>(part) * stride, own);
+    });
+    program_.pool_->barrier();
+    share(counters[1], op.n_kv_heads, 1,
+          [&](int32_t g, int32_t) { kernels_.attention_merge(a, n, g, all, parts); });
+    return;
+  }
   share(counters[0], blocks * op.n_kv_heads, 1, [&](int32_t task, int32_t) {
     const int32_t block = blocks - 1 - task / op.n_kv_heads;  // the longest first
     kernels_.attention(a, block * kAttentionRows, std::min(n, (block + 1) * kAttentionRows),
-                       task % op.n_kv_heads, reinterpret_cast<float*>(scratch(t)));
+                       task % op.n_kv_heads, own);
   });
+}
+
+// Into how many parts the context of a few rows is cut: by its length alone, so that the sums are the
+// same for any number of threads.
+int32_t PassRun::attention_parts(const AttentionArgs& a, int32_t n_rows) const {
+  if (n_rows == 0 || kernels_.attention_part_floats(a, n_rows) == 0) return 1;
+  const int32_t longest = *std::max_element(visibility_.prefix.begin(), visibility_.prefix.end());
+  return longest < 2 * kPartSlots ? 1 : pieces(longest, kPartSlots);
 }
 
 void PassRun::step(const AddStep& s, Counter* counters, int) {

@@ -11,8 +11,10 @@
 namespace reflex::cpu {
 
 inline constexpr int kCountersPerStep = 5;      ///< phases of the longest step, Moe
-inline constexpr int32_t kAttentionRows = 16;   ///< query rows of one attention task
-inline constexpr int32_t kMatmulRows = 64;      ///< most weight rows of one piece
+inline constexpr int32_t kAttentionRows = 32;   ///< query rows of one attention task
+inline constexpr int32_t kPartSlots = 128;      ///< slots of one part of a long context
+inline constexpr int32_t kMatmulRows = 48;      ///< most weight rows of one piece
+inline constexpr int32_t kMatmulUnit = 12;      ///< a piece is a multiple: the kernels' groups divide it
 inline constexpr int32_t kPiecesPerThread = 8;  ///< aimed at, so that uneven threads even out
 inline constexpr size_t kLine = 64;
 
@@ -21,7 +23,7 @@ inline size_t round_line(size_t n) { return (n + kLine - 1) / kLine * kLine; }
 /// Weight rows of one piece of a product with n_out rows.
 inline int32_t grain(int32_t n_out, int threads) {
   const int32_t even = n_out / (kPiecesPerThread * threads);
-  return std::clamp(even / 16 * 16, 16, kMatmulRows);
+  return std::clamp(even / kMatmulUnit * kMatmulUnit, kMatmulUnit, kMatmulRows);
 }
 
 inline int32_t pieces(int32_t n, int32_t grain) { return (n + grain - 1) / grain; }
@@ -101,6 +103,7 @@ class PassRun {
   void head_product(WeightId w, int32_t member, int32_t begin, int32_t end, const float* x, size_t ldx,
                     int32_t n_rows, float* y, size_t ldy, int t);
   const float* rope_row(RopeId rope, int32_t r) const;
+  int32_t attention_parts(const AttentionArgs& a, int32_t n_rows) const;
   void heads_row(const HeadsStep::Item& item, int32_t r, int t);
   void compute_ropes(Counter& counter);
   MatmulArgs matmul_args(WeightId w, int32_t n_rows, Form form, int t, int32_t member = 0) const;

@@ -59,6 +59,7 @@ class CpuProgram final : public Program {
   Region act_[kForms];
   Region rope_;                 // per RopeSpec: (R, n_rot) cosines then sines of each row
   Region scratch_;              // per thread
+  Region parts_;                // attention of a few rows over a long context: per key head and part
   Region hidden_;               // Moe: (R * n_used, F), rows sorted by expert
   Region latent_q_, latent_o_;  // LatentAttention: (R, H, C + P) and (R, H, C)
 };

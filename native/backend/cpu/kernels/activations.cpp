@@ -14,20 +14,16 @@ float quantize_block(const float* x, int8_t* q) {
     poison += v[i] * 0.0f;
   }
   const float largest = max_lane(top);
-  const float scale = largest / 127.0f + sum(poison);
   const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the rounded integer
-  for (int i = 0; i < kVectors; ++i) {
-    const vi n = (vi)(v[i] * inverse + magic) - (vi)magic;
-    for (int k = 0; k < W; ++k) q[i * W + k] = static_cast<int8_t>(n[k]);
-  }
-  return scale;
+  for (int i = 0; i < kVectors; ++i) store_i8(q + i * W, (vi)(v[i] * inverse + magic) - (vi)magic);
+  return largest / 127.0f + sum(poison);
 }
 
-int32_t sum_block(const int8_t* q, int32_t n) {
+float sum_of(const int8_t* q, int32_t n) {
   int32_t s = 0;
   for (int32_t i = 0; i < n; ++i) s += q[i];
-  return s;
+  return static_cast<float>(s);
 }
 
 void prepare_row_i8(const float* x, int32_t n, uint8_t* record) {
@@ -39,55 +35,83 @@ void prepare_row_i8(const float* x, int32_t n, uint8_t* record) {
   for (int32_t b = 0; b < n / kQuantBlock; ++b) {
     int8_t block[kQuantBlock];
     scale[b] = quantize_block(x + b * kQuantBlock, block);
-    const int32_t first = sum_block(block, kHalfBlock), second = sum_block(block + kHalfBlock, kHalfBlock);
-    total32[b] = scale[b] * static_cast<float>(first + second);
-    total16[2 * b] = scale[b] * static_cast<float>(first);
-    total16[2 * b + 1] = scale[b] * static_cast<float>(second);
+    const float first = sum_of(block, kHalfBlock), second = sum_of(block + kHalfBlock, kHalfBlock);
+    total32[b] = scale[b] * (first + second);
+    total16[2 * b] = scale[b] * first;
+    total16[2 * b + 1] = scale[b] * second;
     for (int i = 0; i < kQuantBlock; ++i) q[b * kQuantBlock + i] = block[i];
   }
 }
 
-// One row's lanes of a tile: lane `first` and the lanes - 1 after it.
-void prepare_tile_row(const float* x, int32_t n, int lanes, int first, uint8_t* tile) {
-  const TileLayout at(n, lanes);
-  auto* q = reinterpret_cast<act_t*>(tile);
-  const auto part = [&](size_t offset) { return reinterpret_cast<float*>(tile + offset); };
-  const auto part_i = [&](size_t offset) { return reinterpret_cast<int32_t*>(tile + offset); };
-  const int run = lanes * kStep;  // values of this row in one vector
-  for (int32_t b = 0; b < n / kQuantBlock; ++b) {
+// One row's lanes of a tile: q and scale of lane `first` and the L - 1 after it.
+template <int L>
+void place_row(const float* x, int32_t n, int first, uint8_t* tile) {
+  constexpr int kRun = L * kStep;  // values of this row in one vector
+  auto* q = reinterpret_cast<act_t*>(tile) + first * kStep;
+  auto* scale = reinterpret_cast<float*>(tile + TileLayout(n, L).scale) + first;
+  for (int32_t b = 0; b < n / kQuantBlock; ++b, scale += W) {
     int8_t block[kQuantBlock];
-    const float scale = quantize_block(x + b * kQuantBlock, block);
-    act_t* to = q + static_cast<size_t>(b * kQuantBlock / run) * kVectorValues + first * kStep;
-    for (int i = 0; i < kQuantBlock; i += run, to += kVectorValues)
-      for (int k = 0; k < run; ++k) to[k] = block[i + k];
-    for (int l = 0; l < lanes; ++l) {
-      int32_t half[2] = {};
-      for (int i = 0; i < kQuantBlock; i += run)
-        half[i / kHalfBlock] += sum_block(block + i + l * kStep, kStep);
-      const int lane = first + l;
-      part(at.scale)[b * W + lane] = scale;
-      part_i(at.start32)[b * W + lane] = -kBias * (half[0] + half[1]);
-      part(at.total32)[b * W + lane] = scale * static_cast<float>(half[0] + half[1]);
-      for (int h = 0; h < 2; ++h) {
-        part_i(at.start16)[(2 * b + h) * W + lane] = -kBias * half[h];
-        part(at.total16)[(2 * b + h) * W + lane] = scale * static_cast<float>(half[h]);
-      }
+    const float s = quantize_block(x + b * kQuantBlock, block);
+    for (int l = 0; l < L; ++l) scale[l] = s;
+    act_t values[kQuantBlock];
+    for (int i = 0; i < kQuantBlock; ++i) values[i] = block[i];
+    for (int i = 0; i < kQuantBlock; i += kRun, q += kVectorValues)
+      memcpy(q, values + i, kRun * sizeof(act_t));
+  }
+}
+
+// The sums of each lane over its blocks, from the q and scale that are in place.
+void place_sums(int32_t n, int lanes, uint8_t* tile) {
+  const TileLayout at(n, lanes);
+  const int per_half = kHalfBlock / (lanes * kStep);  // vectors in a half block
+  weight_t ones[kVectorValues];
+  for (weight_t& one : ones) one = 1;
+  const vi each = load_i(ones);
+  const auto put = [&](size_t part, int32_t index, auto v) {
+    memcpy(tile + part + static_cast<size_t>(index) * sizeof v, &v, sizeof v);
+  };
+  const uint8_t* q = tile;
+  for (int32_t b = 0; b < n / kQuantBlock; ++b) {
+    vi half[2] = {};
+    for (vi& h : half)
+      for (int i = 0; i < per_half; ++i, q += sizeof(vi)) h = dot_step(h, each, load_i(q));
+    const vf scale = (vf)load_i(tile + at.scale + static_cast<size_t>(b) * sizeof(vf));
+    put(at.start32, b, (half[0] + half[1]) * -kBias);
+    put(at.total32, b, scale * to_float(half[0] + half[1]));
+    for (int h = 0; h < 2; ++h) {
+      put(at.start16, 2 * b + h, half[h] * -kBias);
+      put(at.total16, 2 * b + h, scale * to_float(half[h]));
     }
   }
 }
 
+template <int L>
+void place_rows(const float* x, size_t ldx, int32_t n, int32_t rows, uint8_t* tile) {
+  if (rows * L < W) memset(tile, 0, TileLayout(n, L).stride);
+  for (int32_t r = 0; r < rows; ++r) place_row<L>(x + static_cast<size_t>(r) * ldx, n, r * L, tile);
+}
+
 void prepare_tile_i8(const float* x, size_t ldx, int32_t n, int32_t rows, uint8_t* tile) {
   const int lanes = lanes_for(rows);
-  const int wide = W / lanes;
-  if (rows < wide) memset(tile, 0, TileLayout(n, lanes).stride);
-  for (int32_t r = 0; r < rows; ++r)
-    prepare_tile_row(x + static_cast<size_t>(r) * ldx, n, lanes, r * lanes, tile);
+  if (lanes == 1)
+    place_rows<1>(x, ldx, n, rows, tile);
+  else if (lanes == 2)
+    place_rows<2>(x, ldx, n, rows, tile);
+  else
+    place_rows<4>(x, ldx, n, rows, tile);
+  place_sums(n, lanes, tile);
 }
 
 void prepare_tile_f32(const float* x, size_t ldx, int32_t n, int32_t rows, float* tile) {
-  for (int32_t r = 0; r < W; ++r)
-    for (int32_t k = 0; k < n; ++k)
-      tile[k * W + r] = r < rows ? x[static_cast<size_t>(r) * ldx + static_cast<size_t>(k)] : 0.0f;
+  int32_t k = 0;
+  for (; k + W <= n; k += W) {
+    vf v[W] = {};
+    for (int32_t r = 0; r < rows; ++r) v[r] = load(x + static_cast<size_t>(r) * ldx + k);
+    transpose(v);
+    for (int i = 0; i < W; ++i) store(tile + (k + i) * W, v[i]);
+  }
+  for (; k < n; ++k)
+    for (int32_t r = 0; r < W; ++r) tile[k * W + r] = r < rows ? x[static_cast<size_t>(r) * ldx + k] : 0.0f;
 }
 
 /// Bytes from one full tile to the next.

@@ -16,3 +16,10 @@
 #define REFLEX_ISA_END \
   }                    \
   }
+
+/// Before a loop over registers: unrolled whole, or its array would live in memory.
+#if defined(__clang__)
+#define REFLEX_UNROLL _Pragma("unroll")
+#else
+#define REFLEX_UNROLL _Pragma("GCC unroll 16")
+#endif

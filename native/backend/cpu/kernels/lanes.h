@@ -6,10 +6,6 @@
 #pragma once
 #include "backend/cpu/kernels/simd.h"
 
-#if !defined(__AVX2__) && defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 REFLEX_ISA_BEGIN
 
 #if defined(__AVX512VNNI__)
@@ -76,6 +72,17 @@ static inline vi broadcast(const weight_t* p) {
     return load_i(p);
 #endif
   }
+}
+
+/// The lanes, each of which fits, as bytes.
+static inline void store_i8(int8_t* p, vi v) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+  typedef int8_t bytes __attribute__((vector_size(W)));
+  const bytes b = __builtin_convertvector(v, bytes);
+  memcpy(p, &b, sizeof b);
+#endif
 }
 
 static inline vf to_float(vi v) { return __builtin_convertvector(v, vf); }

@@ -16,8 +16,8 @@ Form choose_form(uint32_t type, int32_t n_in, int32_t n_rows, bool exact) {
   return n_rows == 1 ? Form::row_i8 : Form::tile_i8;
 }
 
-size_t matmul_scratch(int32_t n_in) {
-  const size_t a = cut_scratch(nullptr, n_in).bytes, b = scratch_f32(n_in);
+size_t matmul_scratch(int32_t n_in, int32_t n_rows) {
+  const size_t a = cut_scratch(nullptr, n_in, n_rows).bytes, b = scratch_f32(n_in, n_rows);
   return a > b ? a : b;
 }
 

@@ -6,7 +6,7 @@
 REFLEX_ISA_BEGIN
 
 Form choose_form(uint32_t type, int32_t n_in, int32_t n_rows, bool exact);
-size_t matmul_scratch(int32_t n_in);
+size_t matmul_scratch(int32_t n_in, int32_t n_rows);
 void matmul(const MatmulArgs& args, int32_t begin, int32_t end);
 
 REFLEX_ISA_END

@@ -46,26 +46,29 @@ float dot(const float* a, const float* b, int32_t n) {
   return t;
 }
 
-// M weight rows against one tile: out (M, W).
+// M weight rows against one tile: out (M, W) with rows ldo apart.
 template <int M>
-void tile_kernel(const float* w, int32_t n, const float* x, float* out) {
+void tile_kernel(const float* w, int32_t n, const float* x, float* out, size_t ldo) {
   vf total[M] = {};
   for (int32_t k0 = 0; k0 < n; k0 += kRun) {
     const int32_t k1 = n - k0 < kRun ? n : k0 + kRun;
     vf s[M] = {};
     for (int32_t k = k0; k < k1; ++k) {
       const vf xk = load(x + k * W);
+      REFLEX_UNROLL
       for (int m = 0; m < M; ++m) s[m] = fma(splat(w[m * n + k]), xk, s[m]);
     }
+    REFLEX_UNROLL
     for (int m = 0; m < M; ++m) total[m] += s[m];
   }
-  for (int m = 0; m < M; ++m) store(out + m * W, total[m]);
+  REFLEX_UNROLL
+  for (int m = 0; m < M; ++m) store(out + static_cast<size_t>(m) * ldo, total[m]);
 }
 
 }  // namespace
 
-size_t scratch_f32(int32_t n_in) {
-  return (static_cast<size_t>(n_in) * kGroup + static_cast<size_t>(kGroup * W)) * sizeof(float);
+size_t scratch_f32(int32_t n_in, int32_t n_rows) {
+  return (static_cast<size_t>(n_in) * kGroup + kChunk * result_stride(n_rows)) * sizeof(float);
 }
 
 void matmul_row_f32(const MatmulArgs& a, int32_t begin, int32_t end) {
@@ -83,22 +86,22 @@ void matmul_row_f32(const MatmulArgs& a, int32_t begin, int32_t end) {
 void matmul_tile_f32(const MatmulArgs& a, int32_t begin, int32_t end) {
   const UnpackInfo info = unpack_info(a.type);
   const auto n = static_cast<size_t>(a.n_in);
+  const size_t ldo = result_stride(a.n_rows);
   auto* w = reinterpret_cast<float*>(a.scratch);
   float* out = w + n * kGroup;
-  for (int32_t j = begin; j < end; j += kGroup) {
-    const int32_t rows = end - j < kGroup ? end - j : kGroup;
-    for (int32_t m = 0; m < rows; ++m)
-      decode(a.type, info, a.w + static_cast<size_t>(j + m) * a.row_bytes, a.n_in,
-             w + static_cast<size_t>(m) * n);
-    for (int32_t r0 = 0; r0 < a.n_rows; r0 += W) {
-      const float* x = reinterpret_cast<const float*>(a.act) + static_cast<size_t>(r0) * n;
-      // Past `rows` these are rows of an earlier group, or of nothing: computed, never stored.
-      tile_kernel<kGroup>(w, a.n_in, x, out);
-      const int32_t wide = tile_rows(r0, a.n_rows);
-      for (int32_t r = 0; r < wide; ++r)
-        for (int32_t m = 0; m < rows; ++m)
-          a.y[static_cast<size_t>(r0 + r) * a.ldy + static_cast<size_t>(j - begin + m)] = out[m * W + r];
+  for (int32_t c = begin; c < end; c += kChunk) {
+    const int32_t rows = end - c < kChunk ? end - c : kChunk;
+    for (int32_t g = 0; g < rows; g += kGroup) {
+      const int32_t group = rows - g < kGroup ? rows - g : kGroup;
+      for (int32_t m = 0; m < group; ++m)
+        decode(a.type, info, a.w + static_cast<size_t>(c + g + m) * a.row_bytes, a.n_in,
+               w + static_cast<size_t>(m) * n);
+      // Past `group` these are rows of an earlier group, or of nothing: computed, never stored.
+      for (int32_t r = 0; r < a.n_rows; r += W)
+        tile_kernel<kGroup>(w, a.n_in, reinterpret_cast<const float*>(a.act) + static_cast<size_t>(r) * n,
+                            out + static_cast<size_t>(g) * ldo + r, ldo);
     }
+    transpose_block(out, ldo, rows, a.n_rows, a.y + (c - begin), a.ldy);
   }
 }
 

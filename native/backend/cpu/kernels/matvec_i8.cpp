@@ -23,67 +23,87 @@ struct SourceUnpacked {
   static constexpr int kBlock = BLOCK;
   static constexpr int kOffset = kBias;
   static constexpr bool kHasMin = MIN;
-  const Unpacked& u;
-  int blocks;
-  SourceUnpacked(const Unpacked& unpacked, int32_t n) : u(unpacked), blocks(n / BLOCK) {}
-  __m512i weights(int j) const { return _mm512_loadu_si512(u.q + 64 * j); }
-  __m512i odd(int j) const {
-    return _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)(u.q + 64 * j)));
+  const weight_t* q;
+  const float* scale;
+  const float* min;
+  explicit SourceUnpacked(const Unpacked& u) : q(u.q), scale(u.scale), min(u.min) {}
+  void next() {
+    q += 16 * BLOCK;
+    scale += 16;
+    min += 16;
   }
-  __m512 part(const float* p, int g) const {
-    const int left = blocks - 16 * g;
-    return _mm512_maskz_loadu_ps((__mmask16)(left < 16 ? (1 << left) - 1 : 0xFFFF), p + 16 * g);
+  __m512i weights(int c) const { return _mm512_loadu_si512(q + 64 * c); }
+  __m512i odd(int c) const {
+    return _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)(q + 64 * c)));
   }
-  __m512 scales(int g) const { return part(u.scale, g); }
-  __m512 mins(int g) const { return part(u.min, g); }
+  static __mmask16 first(int n) { return (__mmask16)(n < 16 ? (1 << n) - 1 : 0xFFFF); }
+  __m512 scales(int n) const { return _mm512_maskz_loadu_ps(first(n), scale); }
+  __m512 mins(int n) const { return _mm512_maskz_loadu_ps(first(n), min); }
 };
 
+/// The sums of one weight row so far.
+struct Sums {
+  __m512 dot[2] = {};  ///< two, so that neither waits for the other
+  __m512 rest = {};    ///< offsets and minima
+};
+
+/// One group of 16 blocks; n values of it are left in the row. x: its activations, xs and total:
+/// their scales and totals; ahead: where to fetch from memory meanwhile, kLines lines.
+template <class S, bool WHOLE>
+void dot_group(const S& s, int32_t n, const int8_t* x, const float* xs, const float* total,
+               const uint8_t* ahead, Sums& sums) {
+  constexpr int kPerChunk = 64 / S::kBlock;
+  const int blocks = WHOLE ? 16 : n / S::kBlock;
+  const auto mask = (__mmask16)(WHOLE ? 0xFFFF : (1 << blocks) - 1);
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  __m512 scale_x;
+  if (S::kBlock == 32)
+    scale_x = _mm512_maskz_loadu_ps(mask, xs);
+  else  // eight scales, each for two blocks
+    scale_x = _mm512_maskz_permutexvar_ps(mask, _mm512_srli_epi32(lane, 1),
+                                          _mm512_castps256_ps512(_mm256_loadu_ps(xs)));
+  const __m512 scale_w = s.scales(blocks), total_x = _mm512_maskz_loadu_ps(mask, total);
+  const __m512 scale = scale_w * scale_x;
+  if (S::kOffset) sums.rest = _mm512_fnmadd_ps(scale_w * (float)S::kOffset, total_x, sums.rest);
+  if (S::kHasMin) sums.rest = _mm512_fmadd_ps(s.mins(blocks), total_x, sums.rest);
+  // Lane i of chunk c belongs to block c * kPerChunk + i / (16 / kPerChunk).
+  const __m512i block_of_lane = _mm512_srli_epi32(lane, S::kBlock == 32 ? 3 : 2);
+  const auto add = [&](int c, __m512i w) {
+    __builtin_prefetch(ahead + 64 * c, 0, 3);
+    const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512(x + 64 * c));
+    const __m512i which = _mm512_add_epi32(block_of_lane, _mm512_set1_epi32(c * kPerChunk));
+    sums.dot[c % 2] =
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(which, scale), sums.dot[c % 2]);
+  };
+  if (WHOLE) {
+    REFLEX_UNROLL
+    for (int c = 0; c < 16 / kPerChunk; ++c) add(c, s.weights(c));
+  } else {
+    int c = 0;
+    for (; 64 * c + 64 <= n; ++c) add(c, s.weights(c));
+    if (n % 64) add(c, s.odd(c));
+  }
+}
+
+/// `bytes` of the row are followed by the rows that this thread reads next.
 template <class S>
-float dot_source(const S& s, int32_t n, const uint8_t* record) {
-  constexpr int kChunks = 16 * S::kBlock / 64;  // of 64 values, in 16 blocks
-  constexpr int kPerChunk = 64 / S::kBlock;     // blocks in a chunk
+float dot_source(S s, int32_t n, const uint8_t* record, const uint8_t* ahead, size_t bytes) {
+  constexpr int kValues = 16 * S::kBlock;  // of a group
   const RowLayout at(n);
   const auto* x = reinterpret_cast<const int8_t*>(record);
   const auto* xs = reinterpret_cast<const float*>(record + at.scale);
   const auto* total = reinterpret_cast<const float*>(record + (S::kBlock == 32 ? at.total32 : at.total16));
-  const int blocks = n / S::kBlock, chunks = n / 64;
-  // Lane i of chunk 0 belongs to block i / (16 / kPerChunk).
-  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i block_of_lane = _mm512_srli_epi32(lane, S::kBlock == 32 ? 3 : 2);
-  __m512 acc[2] = {}, rest = {};
-  for (int g = 0; g * 16 < blocks; ++g) {
-    const int left = blocks - 16 * g;
-    const auto mask = (__mmask16)(left < 16 ? (1 << left) - 1 : 0xFFFF);
-    __m512 scale_x = _mm512_maskz_loadu_ps(mask, xs + 16 * g * S::kBlock / 32);
-    if (S::kBlock == 16) {  // eight scales, each for two blocks
-      scale_x = _mm512_castps256_ps512(_mm256_loadu_ps(xs + 8 * g));
-      scale_x = _mm512_maskz_permutexvar_ps(mask, _mm512_srli_epi32(lane, 1), scale_x);
-    }
-    const __m512 scale_w = s.scales(g), total_x = _mm512_maskz_loadu_ps(mask, total + 16 * g);
-    const __m512 scale = scale_w * scale_x;
-    if (S::kOffset) rest = _mm512_fnmadd_ps(scale_w * (float)S::kOffset, total_x, rest);
-    if (S::kHasMin) rest = _mm512_fmadd_ps(s.mins(g), total_x, rest);
-    const auto add = [&](int c, __m512i w) {
-      const int j = g * kChunks + c;
-      const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512(x + 64 * j));
-      const __m512i which = _mm512_add_epi32(block_of_lane, _mm512_set1_epi32(c * kPerChunk));
-      acc[c % 2] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(which, scale), acc[c % 2]);
-    };
-    if (left >= 16) {
-#pragma GCC unroll 8
-      for (int c = 0; c < kChunks; ++c) add(c, s.weights(g * kChunks + c));
-    } else {
-      int c = 0;
-      for (; g * kChunks + c < chunks; ++c) add(c, s.weights(g * kChunks + c));
-      if (n % 64) add(c, s.odd(g * kChunks + c));
-    }
-  }
-  return sum(acc[0] + acc[1] + rest);
+  const size_t step = bytes * kValues / static_cast<size_t>(n);
+  Sums sums;
+  for (; n >= kValues; n -= kValues, x += kValues, xs += kValues / 32, total += 16, ahead += step, s.next())
+    dot_group<S, true>(s, n, x, xs, total, ahead, sums);
+  if (n > 0) dot_group<S, false>(s, n, x, xs, total, ahead, sums);
+  return sum(sums.dot[0] + sums.dot[1] + sums.rest);
 }
 
 template <int BLOCK, bool MIN>
 float dot_unpacked(const Unpacked& u, int32_t n, const uint8_t* record) {
-  return dot_source(SourceUnpacked<BLOCK, MIN>(u, n), n, record);
+  return dot_source(SourceUnpacked<BLOCK, MIN>(u), n, record, record, 0);
 }
 
 #else
@@ -128,13 +148,12 @@ void matvec_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32
 #if defined(__AVX512VNNI__)
   if (with_source(a.type, [&]<class S>() {
         for (int32_t j = begin; j < end; ++j) {
-          prefetch_row(row(j), a.row_bytes);
-          a.y[j - begin] = dot_source(S(row(j), a.n_in), a.n_in, a.act);
+          a.y[j - begin] = dot_source(S(row(j)), a.n_in, a.act, row(j) + kAhead, a.row_bytes);
         }
       }))
     return;
 #endif
-  const ScratchI8 s = cut_scratch(a.scratch, a.n_in);
+  const ScratchI8 s = cut_scratch(a.scratch, a.n_in, a.n_rows);
   for (int32_t j = begin; j < end; ++j) {
     prefetch_row(row(j), a.row_bytes);
     type.row(row(j), a.n_in, s.u.q, s.u.scale, s.u.min);

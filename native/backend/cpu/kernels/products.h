@@ -5,8 +5,12 @@
 
 REFLEX_ISA_BEGIN
 
-/// Weight rows that tile_i8 and tile_f32 take together.
+/// Weight rows that the tiles take together.
 constexpr int32_t kGroup = 6;
+/// Weight rows whose results are gathered before they are turned into rows of y: whole groups, and
+/// whole vectors.
+constexpr int32_t kChunk = 48;
+static_assert(kChunk % kGroup == 0 && kChunk % W == 0);
 
 /// One activation row, 8-bit.
 void matvec_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32_t end);
@@ -16,16 +20,23 @@ void matmul_tile_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, 
 void matmul_row_f32(const MatmulArgs& a, int32_t begin, int32_t end);
 void matmul_tile_f32(const MatmulArgs& a, int32_t begin, int32_t end);
 
-size_t scratch_f32(int32_t n_in);
+/// Floats between rows of results that have R columns: whole tiles, and an odd number of cache lines
+/// so that a column doesn't fall into one set of the cache.
+static inline size_t result_stride(int32_t n_rows) {
+  return ((static_cast<size_t>(n_rows) + 15) / 16 | 1) * 16;
+}
+
+size_t scratch_f32(int32_t n_in, int32_t n_rows);
 
 /// Scratch of an 8-bit product: a group of unpacked rows and its results.
 struct ScratchI8 {
   Unpacked u;
-  float* out;    ///< (kGroup, 2 W)
+  float* out;  ///< (kChunk, R) with rows ldo apart
+  size_t ldo;
   size_t bytes;  ///< of all
 };
 
-static inline ScratchI8 cut_scratch(uint8_t* p, int32_t n_in) {
+static inline ScratchI8 cut_scratch(uint8_t* p, int32_t n_in, int32_t n_rows) {
   const auto n = static_cast<size_t>(n_in);
   ScratchI8 s{};
   s.u.ldq = (n * sizeof(weight_t) + 63) / 64 * 64 / sizeof(weight_t);
@@ -35,7 +46,8 @@ static inline ScratchI8 cut_scratch(uint8_t* p, int32_t n_in) {
   s.u.scale = reinterpret_cast<float*>(p + scale);
   s.u.min = reinterpret_cast<float*>(p + scale + part);
   s.out = reinterpret_cast<float*>(p + scale + 2 * part);
-  s.bytes = scale + 2 * part + kGroup * 2 * W * sizeof(float);
+  s.ldo = result_stride(n_rows);
+  s.bytes = scale + 2 * part + kChunk * s.ldo * sizeof(float);
   return s;
 }
 

@@ -8,8 +8,10 @@
 
 #include "backend/cpu/kernels/isa_namespace.h"
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -52,18 +54,112 @@ static inline vf fma(vf a, vf b, vf c) {
 static inline vf max(vf a, vf b) { return a > b ? a : b; }
 static inline vf min(vf a, vf b) { return a < b ? a : b; }
 
+#if defined(__SSE2__)
+static inline float fold_sum(__m128 v) {
+  v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+  return _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps(v, v, 1)));
+}
+static inline float fold_max(__m128 v) {
+  v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+  return _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps(v, v, 1)));
+}
+#endif
+
 /// Sum of the lanes, in halves: the same tree on every run.
 static inline float sum(vf v) {
-  float t[W];
-  memcpy(t, &v, sizeof v);
-  for (int n = W / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) t[i] += t[i + n];
-  return t[0];
+#if defined(__AVX512F__)
+  const __m256 h = _mm512_castps512_ps256(v) + _mm512_extractf32x8_ps(v, 1);
+  return fold_sum(_mm256_castps256_ps128(h) + _mm256_extractf128_ps(h, 1));
+#elif defined(__AVX2__)
+  return fold_sum(_mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1));
+#elif defined(__SSE2__)
+  return fold_sum(v);
+#else
+  return (v[0] + v[2]) + (v[1] + v[3]);
+#endif
 }
+
+/// Largest of the lanes, none of which is NaN.
 static inline float max_lane(vf v) {
+#if defined(__AVX512F__)
+  const __m256 h = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  return fold_max(_mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+#elif defined(__AVX2__)
+  return fold_max(_mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)));
+#elif defined(__SSE2__)
+  return fold_max(v);
+#else
   float m = v[0];
   for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m;
   return m;
+#endif
+}
+
+// ---- W x W blocks ---------------------------------------------------------------------------
+
+#if defined(__clang__)
+#define REFLEX_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define REFLEX_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, vi{__VA_ARGS__})
+#endif
+
+/// a and b lane by lane in turn: the first halves of both, the second halves of both.
+static inline vf interleave_first(vf a, vf b) {
+#if defined(__AVX512F__)
+  return REFLEX_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX2__)
+  return REFLEX_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+  return REFLEX_SHUFFLE(a, b, 0, 4, 1, 5);
+#endif
+}
+static inline vf interleave_second(vf a, vf b) {
+#if defined(__AVX512F__)
+  return REFLEX_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+  return REFLEX_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  return REFLEX_SHUFFLE(a, b, 2, 6, 3, 7);
+#endif
+}
+
+/// Rows become columns. Each stage interleaves row i with row i + W / 2; log2(W) of them transpose.
+static inline void transpose(vf (&r)[W]) {
+  for (int stage = 1; stage < W; stage *= 2) {
+    vf t[W];
+    for (int i = 0; i < W / 2; ++i) {
+      t[2 * i] = interleave_first(r[i], r[i + W / 2]);
+      t[2 * i + 1] = interleave_second(r[i], r[i + W / 2]);
+    }
+    for (int i = 0; i < W; ++i) r[i] = t[i];
+  }
+}
+
+/// Lane i of the result is the sum of r[i]'s lanes: the stages of transpose(), adding as they go.
+static inline vf sums_of(vf (&r)[W]) {
+  for (int n = W / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) r[i] = interleave_first(r[i], r[i + n]) + interleave_second(r[i], r[i + n]);
+  return r[0];
+}
+
+/// y[c * ldy + r] = x[r * ldx + c] for r < rows, c < columns. x must be readable in whole W x W
+/// blocks.
+static inline void transpose_block(const float* x, size_t ldx, int32_t rows, int32_t columns, float* y,
+                                   size_t ldy) {
+  for (int32_t r = 0; r < rows; r += W)
+    for (int32_t c = 0; c < columns; c += W) {
+      vf v[W];
+      for (int i = 0; i < W; ++i) v[i] = load(x + static_cast<size_t>(r + i) * ldx + c);
+      transpose(v);
+      const int32_t down = rows - r < W ? rows - r : W, across = columns - c < W ? columns - c : W;
+      for (int i = 0; i < across; ++i) {
+        float* to = y + static_cast<size_t>(c + i) * ldy + r;
+        if (down == W)
+          store(to, v[i]);
+        else
+          memcpy(to, &v[i], static_cast<size_t>(down) * sizeof(float));
+      }
+    }
 }
 
 // ---- half floats: W of them to and from floats -------------------------------------------

@@ -46,15 +46,21 @@ void unpack_any(const uint8_t* w, int32_t n, weight_t* q, float* scale, float* m
 #if defined(__AVX512VNNI__)
 template <class S>
 void unpack_source(const uint8_t* w, int32_t n, weight_t* q, float* scale, float* min) {
-  const S source(w, n);
+  constexpr int kGroupValues = 16 * S::kBlock;
   const __m512i lift = _mm512_set1_epi8((char)(kBias - S::kOffset));
-  int32_t j = 0;
-#pragma GCC unroll 4
-  for (; j < n / 64; ++j) _mm512_storeu_si512(q + 64 * j, _mm512_add_epi8(source.weights(j), lift));
-  if (n % 64) _mm512_storeu_si512(q + 64 * j, _mm512_add_epi8(source.odd(j), lift));
-  for (int32_t g = 0; g * 16 < n / S::kBlock; ++g) {
-    _mm512_storeu_ps(scale + 16 * g, source.scales(g));
-    if (S::kHasMin) _mm512_storeu_ps(min + 16 * g, source.mins(g));
+  S source(w);
+  for (; n > 0; n -= kGroupValues, q += kGroupValues, scale += 16, min += 16, source.next()) {
+    _mm512_storeu_ps(scale, source.scales(n / S::kBlock));
+    if (S::kHasMin) _mm512_storeu_ps(min, source.mins(n / S::kBlock));
+    if (n >= kGroupValues) {
+      REFLEX_UNROLL
+      for (int c = 0; c < kGroupValues / 64; ++c)
+        _mm512_storeu_si512(q + 64 * c, _mm512_add_epi8(source.weights(c), lift));
+    } else {
+      int c = 0;
+      for (; 64 * c + 64 <= n; ++c) _mm512_storeu_si512(q + 64 * c, _mm512_add_epi8(source.weights(c), lift));
+      if (n % 64) _mm512_storeu_si512(q + 64 * c, _mm512_add_epi8(source.odd(c), lift));
+    }
   }
 }
 #endif
