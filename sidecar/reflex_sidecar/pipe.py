@@ -34,10 +34,13 @@ LAST_WORDS_SECONDS: Final = 1.0
 class Answer:
     """What comes back for one line: take its events with `next` until `done`."""
 
-    __slots__ = ("_events", "_failure", "_waiter", "exchange")
+    __slots__ = ("_events", "_failure", "_loop", "_patient_until", "_timer", "_waiter", "exchange")
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._patient_until = 0.0
         self._events: deque[WorkerMessage] = deque()
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -73,15 +76,36 @@ class Answer:
                 return event
 
     async def _wait(self, patience: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        waiter = self._waiter = loop.create_future()
-        timer = loop.call_later(patience, _wake, waiter) if patience is not None else None
+        waiter = self._waiter = self._loop.create_future()
+        if patience is not None:
+            self._patient_until = self._loop.time() + patience
+            if self._timer is None or self._timer.when() > self._patient_until:
+                self._set_timer()
         try:
             await waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._patient_until, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        """One timer serves many waits: events move the time it is for, not the timer."""
+        self._timer = None
+        if self._waiter is None:
+            return
+        if self._loop.time() >= self._patient_until:
+            _wake(self._waiter)
+        else:
+            self._set_timer()
+
+    def close(self) -> None:
+        """Nobody will wait for it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def deliver(self, event: WorkerMessage) -> None:
         """An event has come."""

@@ -85,6 +85,7 @@ class Job:
                 if isinstance(event, (GenerateFinal, ScoreFinal)):
                     return
         finally:
+            answer.close()
             if self._pipe is not None:
                 self._pipe.cancel(answer)
 
@@ -103,6 +104,7 @@ class Job:
         for answer in answers:
             while (event := await self._next(answer)) is None:
                 pass
+            answer.close()
             out.append(event)
         return out
 
