@@ -61,7 +61,9 @@ def main() -> None:
                 before = cpu_seconds(server.pid)
                 n, seconds = stream(found[1], a.tokens)
                 costs.append((cpu_seconds(server.pid) - before) / n * 1000)
-                print(f"ready {ready[-1]:.0f} ms; {n} events in {seconds:.2f} s, {costs[-1]:.3f} ms of CPU each")
+                print(
+                    f"ready {ready[-1]:.0f} ms; {n} events in {seconds:.2f} s, {costs[-1]:.3f} ms of CPU each"
+                )
             finally:
                 server.terminate()
                 server.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -110,6 +111,27 @@ StartServer = Callable[..., Server]
 def fake_argv(*flags: str) -> list[str]:
     """The command line of a server in front of the fake worker."""
     return ["--demo", "--worker-command", " ".join(FAKE_WORKER), *flags]
+
+
+def real_worker() -> list[str]:
+    """The command of the real worker: installed beside this interpreter, or importable by it."""
+    beside = Path(sys.executable).with_name("reflex")
+    if beside.exists():
+        return [str(beside)]
+    if importlib.util.find_spec("reflex_worker") is None:
+        pytest.skip("reflex_worker is not installed here")
+    return [sys.executable, "-m", "reflex_worker"]
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server in front of the real worker and the bundled model."""
+    argv = ["--demo", "--worker-command", " ".join(real_worker())]
+    server = Server(argv, {}, tmp_path_factory.mktemp("demo") / "server.log")
+    yield server
+    status = server.stop()
+    assert status == 0, server.log
+    assert "Traceback" not in server.log, server.log
 
 
 @pytest.fixture
