@@ -1,4 +1,4 @@
-// native/backend/cpu for pytest: a plan built op by op, compiled for any instruction set, and run.
+// The backends for pytest: a plan built op by op, compiled for any instruction set or a GPU, and run.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -69,17 +69,19 @@ struct PlanBuilder {
 /// A compiled plan, its one state, and what its weights point into.
 struct Runner {
   std::vector<std::shared_ptr<std::vector<uint8_t>>> storage;
+  std::unique_ptr<Backend> backend;
   std::unique_ptr<Program> program;
   std::unique_ptr<State> state;
 
   Runner(const PlanBuilder& b, int threads, const std::string& isa, int32_t n_ctx, bool exact,
-         int32_t max_rows)
+         int32_t max_rows, const std::string& device)
       : storage(b.storage) {
     ProgramOptions options;
     options.n_ctx = n_ctx;
     options.exact = exact;
     options.max_rows = max_rows;
-    program = make_cpu_backend(threads, isa)->compile(b.plan, options);
+    backend = device == "cuda" ? make_cuda_backend(0) : make_cpu_backend(threads, isa);
+    program = backend->compile(b.plan, options);
     state = program->new_state();
   }
 
@@ -185,11 +187,14 @@ void bind_cpu(nb::module_& m) {
     for (const cpu::Kernels* k : cpu::usable_kernels()) names.emplace_back(k->name);
     return names;
   });
+  m.def("cuda_device_count", &cuda_device_count);
   m.def("cpu_available_threads", &cpu::available_threads);
   bind_plan(m);
   nb::class_<Runner>(m, "CpuRunner")
-      .def(nb::init<const PlanBuilder&, int, const std::string&, int32_t, bool, int32_t>(), "plan"_a,
-           "threads"_a = 1, "isa"_a = "", "n_ctx"_a = 512, "exact"_a = false, "max_rows"_a = 512)
+      .def(
+          nb::init<const PlanBuilder&, int, const std::string&, int32_t, bool, int32_t, const std::string&>(),
+          "plan"_a, "threads"_a = 1, "isa"_a = "", "n_ctx"_a = 512, "exact"_a = false, "max_rows"_a = 512,
+          "device"_a = "cpu")
       .def("run", &Runner::run, "tokens"_a, "positions"_a = nb::none(), "parents"_a = nb::none(),
            "first_slot"_a = 0, "outputs"_a = Ints{}, "gather_ids"_a = nb::none(),
            "gather_begin"_a = nb::none())

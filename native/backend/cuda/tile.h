@@ -145,36 +145,41 @@ inline constexpr h2 kSixteenth = 0x2C002C00u;
 // pair of neighbours as two halves.
 REFLEX_HD constexpr int nibble_shift(int i) { return i / 2 * 4 + i % 2 * 16; }
 
-// One-bit fields of 32 values in a word: of the pair (2p, 2p+1), p = 4k + j, at bit b and b + 16,
-// where b is chosen so that one shift serves both pairs of (k, j / 2).
-REFLEX_HD constexpr int bit_shift(int i) {
-  const int p = i / 2, m = p / 4 * 2 + p % 4 / 2;
-  return (m < 4 ? m : m + 4) + p % 2 * 4 + i % 2 * 16;
-}
-/// That shift: bits then lie at 4, 20 (even pair) and 8, 24 (odd pair).
-REFLEX_HD uint32_t bits_for(uint32_t word, int m) { return m < 4 ? word << (4 - m) : word >> m; }
+// Which byte of a word's low-nibble half (v & 0x0F0F0F0F) or high-nibble half a field is in: the low
+// half holds values 0 4 1 5 of the 8, the high half 2 6 3 7. The bits above the nibbles follow that
+// order, so that one shift puts them over the bytes.
+REFLEX_HD constexpr int field_byte(int i) { return i / 4 + i % 2 * 2; }
+REFLEX_HD constexpr int field_half(int i) { return i / 2 % 2; }
 
-// Two-bit fields of 16 values in a word, the same way: m = 0..3.
+// Fifth bits of 32 values: of value 8k + i at bit 8 * byte + 2k + half.
+REFLEX_HD constexpr int bit_shift(int i) { return 8 * field_byte(i % 8) + 2 * (i / 8) + field_half(i % 8); }
+/// The fifth bits of half `half` of word k, at bit 4 of each byte (mask 0x10101010).
+REFLEX_HD uint32_t fifth_bits(uint32_t word, int k, int half) {
+  const int at = 2 * k + half;
+  return at < 4 ? word << (4 - at) : word >> (at - 4);
+}
+
+// Fifth and sixth bits of 16 values: of value 8k + i (k = 0, 1) at bit 8 * byte + 4k + 2 * half.
 REFLEX_HD constexpr int pair_shift(int i) {
-  const int p = i / 2, m = p / 4 * 2 + p % 4 / 2;
-  return 2 * ((m < 2 ? m : m + 2) + p % 2 * 2) + i % 2 * 16;
+  return 8 * field_byte(i % 8) + 4 * (i / 8) + 2 * field_half(i % 8);
 }
-REFLEX_HD uint32_t pairs_for(uint32_t word, int m) {
-  return m == 0 ? word << 4 : m == 1 ? word << 2 : m == 2 ? word >> 4 : word >> 6;
+/// Those of half `half` of word k at bit 4 of each byte (mask 0x30303030).
+REFLEX_HD uint32_t sixth_bits(uint32_t word, int k, int half) {
+  const int at = 4 * k + 2 * half;
+  return at < 4 ? word << (4 - at) : word >> (at - 4);
 }
 
-/// The four pairs of a word of 4-bit fields, `high(m)` giving the bits above them already shifted
-/// to bit 4 (even pair, kept by mask) and 8 (odd). Each pair is q - offset as f16, exactly.
+/// The four pairs of a word of 4-bit fields as f16, q - offset, exactly. `high(half)` gives the bits
+/// above the fields over the bytes of that half, kept by kHighMask (of one byte).
 template <uint32_t kHighMask, class High>
-REFLEX_HD void nibble_pairs(uint32_t word, int k, h2 minus_1024_offset, h2 minus_64_offset, High high,
-                            h2* q) {
+REFLEX_HD void nibble_pairs(uint32_t word, h2 minus_1024_offset, h2 minus_64_offset, High high, h2* q) {
+  constexpr uint32_t kLow = kHighMask * 0x10001u, kHigh = kLow << 4;
   for (int e = 0; e < 2; ++e) {
     const uint32_t w = e ? word >> 8 : word;
     uint32_t lo = (w & 0x000F000Fu) | kMagic, hi = (w & 0x00F000F0u) | kMagic;
     if (kHighMask) {
-      const uint32_t above = high(2 * k + e);
-      lo |= above & kHighMask;
-      hi |= above & (kHighMask << 4);
+      lo |= (e ? high(0) >> 8 : high(0)) & kLow;
+      hi |= (e ? high(1) >> 4 : high(1) << 4) & kHigh;
     }
     q[2 * e] = h2_add(lo, minus_1024_offset);
     q[2 * e + 1] = h2_fma(hi, kSixteenth, minus_64_offset);
@@ -182,6 +187,18 @@ REFLEX_HD void nibble_pairs(uint32_t word, int k, h2 minus_1024_offset, h2 minus
 }
 
 REFLEX_HD uint32_t no_high(int) { return 0; }
+
+/// The same fields as bytes: halves 0 and 1 of the word.
+template <uint32_t kHighMask, class High>
+REFLEX_HD void nibble_bytes(uint32_t word, High high, uint32_t* bytes) {
+  constexpr uint32_t kMask = kHighMask * 0x01010101u;
+  bytes[0] = word & 0x0F0F0F0Fu;
+  bytes[1] = word >> 4 & 0x0F0F0F0Fu;
+  if (kHighMask) {
+    bytes[0] |= high(0) & kMask;
+    bytes[1] |= high(1) & kMask;
+  }
+}
 
 /// Four signed bytes, given with 128 added, as two pairs of f16.
 REFLEX_HD void byte_pairs(uint32_t biased, h2* q) {
@@ -359,9 +376,9 @@ struct TileNibble32 : TileOf32 {
   }
   template <int u, int p>
   REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
-    nibble_pairs<kFifth ? 0x00100010u : 0u>(
-        r.q.v[p], p, Minus<kOffset>::k1024, Minus<kOffset>::k64, [&](int i) { return bits_for(r.high, i); },
-        w);
+    nibble_pairs<kFifth ? 0x10u : 0u>(
+        r.q.v[p], Minus<kOffset>::k1024, Minus<kOffset>::k64,
+        [&](int half) { return fifth_bits(r.high, p, half); }, w);
     for (int i = 0; i < 4; ++i) w[i] = kMin ? h2_fma(w[i], s.a, s.b) : h2_mul(w[i], s.a);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
@@ -420,8 +437,9 @@ struct TileK45 : TileOf256 {
   }
   template <int u, int p>
   REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
-    nibble_pairs<kFifth ? 0x00100010u : 0u>(
-        r.q[u].v[p], p, Minus<0>::k1024, Minus<0>::k64, [&](int i) { return bits_for(r.high[u], i); }, w);
+    nibble_pairs<kFifth ? 0x10u : 0u>(
+        r.q[u].v[p], Minus<0>::k1024, Minus<0>::k64, [&](int half) { return fifth_bits(r.high[u], p, half); },
+        w);
     for (int i = 0; i < 4; ++i) w[i] = h2_fma(w[i], s.a, s.b);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
@@ -468,9 +486,9 @@ struct Tile<GgmlType::Q6_K> : TileOf256 {
   }
   template <int u, int p>
   REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
-    nibble_pairs<0x00300030u>(
-        r.q[u].v[p], p % 2, Minus<32>::k1024, Minus<32>::k64,
-        [&](int m) { return pairs_for(r.high.v[2 * u + p / 2], m); }, w);
+    nibble_pairs<0x30u>(
+        r.q[u].v[p], Minus<32>::k1024, Minus<32>::k64,
+        [&](int half) { return sixth_bits(r.high.v[2 * u + p / 2], p % 2, half); }, w);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], p < 2 ? s.a : s.b);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
@@ -585,6 +603,12 @@ struct Tile<GgmlType::IQ4_XS> : TileOf256 {
 /// The types that have a tile, for tables: REFLEX_TILED(M) expands M(type) for each.
 #define REFLEX_TILED(M) \
   M(F16) M(BF16) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q8_0) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_NL) M(IQ4_XS)
+
+/// Those with a kernel of their own for many rows; the others are decoded to F16 tiles first.
+#define REFLEX_TILED_MANY(M) M(F16) M(Q4_0) M(Q8_0) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_XS)
+
+/// The pairs of types that q and k, and v, have in common mixes, first the type of q: one launch for all.
+#define REFLEX_TILED_PAIRS(M) M(Q4_K, Q6_K) M(Q5_K, Q6_K) M(Q4_K, Q5_K) M(IQ4_XS, Q5_K) M(IQ4_XS, Q6_K)
 
 #define REFLEX_CHECK_TILE(type) \
   static_assert(Tile<GgmlType::type>::kTiled && Tile<GgmlType::type>::kBytes % 16 == 0);

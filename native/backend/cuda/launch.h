@@ -1,0 +1,89 @@
+// Which kernel does a step, and with what shape: the choice between one row, a few and many, how
+// warps share a tile, which types go together. Owns the scratch that products need.
+#pragma once
+#include <span>
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/params.h"
+#include "backend/cuda/residence.h"
+
+namespace reflex::cuda {
+
+struct Norming {
+  const float* weight = nullptr;  ///< null: none
+  float eps = 0;
+};
+
+/// out = W x + bias [+ residual]
+struct Product {
+  const Weight* weight = nullptr;
+  const DeviceWeight* at = nullptr;
+  const float* bias = nullptr;
+  const float* residual = nullptr;
+  float* out = nullptr;
+  int32_t stride = 0;  ///< floats from row to row of out and residual
+};
+
+class Launcher {
+ public:
+  Launcher(Device& device, CUstream stream, bool exact, int32_t max_rows, const Plan& plan);
+
+  /// From here on kernels may start early (programmatic dependent launch), or not.
+  void set_overlap(bool on) { overlap_ = on && device_.overlaps_launches(); }
+  /// The next launch waits for all before it.
+  void order_next() { first_ = true; }
+
+  template <class P>
+  void launch(const char* image, const std::string& kernel, Grid grid, uint32_t threads, uint32_t shared,
+              const P& p) {
+    device_.launch(device_.kernel(image, kernel), grid, threads, shared, {stream_, overlap_ && !first_}, p);
+    first_ = false;
+  }
+
+  /// Rows of x, f32 or (where `fragments`) f16 fragments.
+  struct Input {
+    const void* x;
+    bool fragments;
+    int32_t rows, width;
+    Norming norm;
+  };
+  /// Each part's product; with `swiglu` the two parts' silu(a) * b goes to it instead, as fragments
+  /// where so asked, and the parts' own `out` may be used as scratch.
+  void products(const Input& in, std::span<const Product> parts, void* swiglu, bool swiglu_fragments);
+  void norm(const float* x, float* out, const Norming& n, int32_t n_groups, int32_t group);
+  void attention(AttentionParams p, bool f32_states, bool one_row);
+
+  /// Whether products of `rows` rows with this weight read and write fragments.
+  bool uses_fragments(const DeviceWeight& w, int32_t rows) const { return !exact_ && w.tiled && rows > 1; }
+  size_t scratch_bytes() const { return fragments_.bytes() + normed_.bytes() + f16_tiles_.bytes(); }
+  static int32_t padded_rows(int32_t rows) { return (rows + 127) / 128 * 128; }
+  static int32_t units(int32_t width) { return (width + kUnitValues - 1) / kUnitValues; }
+
+ private:
+  static constexpr int32_t kUnitValues = 128;
+  struct Share {
+    uint32_t blocks;
+    int32_t split;
+  };
+  Share share_tiles(int32_t items, int32_t cells, uint32_t warps, int32_t max_split) const;
+  void tiled(const Input& in, const void* fragments, std::span<const Product> parts, void* swiglu,
+             bool swiglu_fragments);
+  void one_row(const Input& in, std::span<const Product> parts, void* swiglu);
+  void rows(const Input& in, const void* fragments, std::span<const Product> parts, void* swiglu,
+            bool swiglu_fragments);
+  void few_rows(MatmulParams p, GgmlType type);
+  void many_rows(MatmulParams p, GgmlType type);
+  void raw(const Input& in, const Product& part);
+  void raw_as_f16(const Input& in, const Product& part);
+  const void* to_fragments(const Input& in);
+  const float* normed_rows(const Input& in);
+  static void fill_part(TiledPart& part, const Product& product, int32_t first_tile);
+
+  Device& device_;
+  CUstream stream_;
+  const bool exact_;
+  bool overlap_ = false, first_ = true;
+  DeviceBuffer fragments_, normed_, f16_tiles_;
+};
+
+}  // namespace reflex::cuda

@@ -1,0 +1,398 @@
+#include "backend/cuda/load.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "backend/cuda/params.h"
+#include "backend/cuda/tile.h"
+#include "base/clock.h"
+
+namespace reflex::cuda {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kPiece = size_t{16} << 20;  // of a mapping, pinned at once
+constexpr int kSlots = 2;                    // per thread: one filling while the other is copied
+constexpr int kRingThreads = 8, kDirectThreads = 16, kMapThreads = 2;
+// Below this many cores, pinning the mapping beats copying it (measured: docs/cuda-notes.md).
+constexpr int kRingMinCores = 6;
+constexpr int kProbes = 128;        // pages asked about, over all items
+constexpr double kWarmShare = 0.9;  // of them in the page cache: the file is warm
+constexpr int kRepackThreads = 256;
+
+int usable_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+/// The boot's ring serves one load at a time.
+std::atomic<bool> boot_ring_taken{false};
+
+uintptr_t page_floor(const void* p) { return reinterpret_cast<uintptr_t>(p) & ~(kPage - 1); }
+
+/// Share of probed pages that are in the page cache.
+double warm_share(const std::vector<LoadItem>& items) {
+  size_t total = 0;
+  for (const LoadItem& i : items)
+    if (i.fd >= 0) total += i.bytes;
+  const size_t step = std::max<size_t>(kPage, total / kProbes);
+  int probes = 0, warm = 0;
+  size_t at = step / 2;
+  for (const LoadItem& i : items) {
+    if (i.fd < 0) continue;
+    for (; at < i.bytes; at += step) {
+      unsigned char in_core = 0;
+      auto* page = reinterpret_cast<void*>(page_floor(static_cast<const char*>(i.data) + at));
+      if (mincore(page, 1, &in_core) != 0) return 1.0;  // not a file mapping
+      ++probes;
+      warm += in_core & 1;
+    }
+    at -= i.bytes;
+  }
+  return probes ? static_cast<double>(warm) / probes : 1.0;
+}
+
+}  // namespace
+
+struct Loader::Worker {
+  int index = 0;
+  std::thread thread;
+  CUstream stream = nullptr;
+  char* slots = nullptr;        // (kSlots, slot_bytes) of the ring
+  CUdeviceptr staging = 0;      // the same on the card
+  CUevent copied[kSlots] = {};  // a slot's bytes have left it
+  bool used[kSlots] = {};
+  int next_slot = 0;
+  std::map<int, int> direct_fds;  // "direct": the file opened past the page cache, -1 where it cannot be
+  bool passed_deferred = false;
+};
+
+Loader::Loader(Device& device, std::vector<LoadItem> items, int n_groups, int deferred_group,
+               const std::string& mode)
+    : device_(device), items_(std::move(items)), deferred_group_(deferred_group) {
+  reflex_boot* boot = device.boot();
+  if (!boot->wait(boot, REFLEX_BOOT_RING)) fail(ErrorKind::cuda, "%s", boot->error_message);
+  choose_mode(mode);
+  slot_bytes_ = boot->ring_bytes / static_cast<size_t>(n_threads_ * kSlots) & ~(kPage - 1);
+  groups_.resize(static_cast<size_t>(n_groups));
+  for (Group& g : groups_) g.last.assign(static_cast<size_t>(n_threads_), nullptr);
+  cut_chunks();
+  const size_t per_thread = slot_bytes_ * kSlots;
+  staging_ =
+      DeviceBuffer(device, per_thread * static_cast<size_t>(n_threads_), "the upload's staging memory");
+  repack_ = device.kernel("repack", "repack");
+  auto* ring = static_cast<char*>(boot->ring);
+  has_boot_ring_ = !boot_ring_taken.exchange(true);
+  if (!has_boot_ring_) {
+    own_ring_ = PinnedBuffer(device, boot->ring_bytes, "the upload's ring");
+    ring = own_ring_.at<char>();
+  }
+  for (int t = 0; t < n_threads_; ++t) {
+    auto& w = *workers_.emplace_back(std::make_unique<Worker>());
+    w.index = t;
+    w.slots = ring + per_thread * static_cast<size_t>(t);
+    w.staging = staging_.address() + per_thread * static_cast<size_t>(t);
+  }
+  for (auto& w : workers_) w->thread = std::thread([this, t = w->index] { work(t); });
+}
+
+Loader::~Loader() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  for (auto& w : workers_)
+    if (w->thread.joinable()) w->thread.join();
+  device_.enter_quietly();
+  const Driver& cu = device_.cu;
+  for (auto& w : workers_) {
+    for (CUevent e : w->copied)
+      if (e) cu.cuEventDestroy(e);
+    if (w->stream) cu.cuStreamDestroy(w->stream);
+    for (auto [fd, direct] : w->direct_fds)
+      if (direct >= 0) close(direct);
+  }
+  for (Group& g : groups_)
+    for (CUevent e : g.last)
+      if (e) cu.cuEventDestroy(e);
+  for (auto [at, bytes] : pinned_) cu.cuMemHostUnregister(reinterpret_cast<void*>(at));
+  if (has_boot_ring_) boot_ring_taken = false;
+}
+
+void Loader::choose_mode(const std::string& mode) {
+  const int cores = usable_cores();
+  const bool from_file =
+      std::any_of(items_.begin(), items_.end(), [](const LoadItem& i) { return i.fd >= 0; });
+  if (mode == "ring")
+    mode_ = LoadMode::ring;
+  else if (mode == "map")
+    mode_ = LoadMode::map;
+  else if (mode == "direct")
+    mode_ = LoadMode::direct;
+  else if (!mode.empty() && mode != "auto")
+    fail(ErrorKind::invalid_input, "load mode: expected auto, ring, map or direct, found '%s'", mode.c_str());
+  else if (from_file && warm_share(items_) < kWarmShare)
+    mode_ = LoadMode::direct;
+  else
+    mode_ = from_file && cores < kRingMinCores ? LoadMode::map : LoadMode::ring;
+  if (mode_ == LoadMode::map && (!from_file || !device_.can_register_read_only())) mode_ = LoadMode::ring;
+  // Reads wait, so they may outnumber the cores; copies may not.
+  n_threads_ = mode_ == LoadMode::direct
+                   ? kDirectThreads
+                   : std::min(cores, mode_ == LoadMode::map ? kMapThreads : kRingThreads);
+  if (mode_ != LoadMode::map) return;
+  for (const LoadItem& i : items_) {
+    if (i.fd < 0) continue;
+    const uintptr_t begin = page_floor(i.data);
+    const uintptr_t end = page_floor(static_cast<const char*>(i.data) + i.bytes + kPage - 1);
+    auto [it, fresh] = mapped_.try_emplace(i.fd, begin, end);
+    if (!fresh) it->second = {std::min(it->second.first, begin), std::max(it->second.second, end)};
+  }
+}
+
+// No chunk is larger than a slot (less what "direct" reads around it); tiled ones are whole tiles.
+void Loader::cut_chunks() {
+  const size_t room = slot_bytes_ - 2 * kPage;
+  for (size_t k = 0; k < items_.size(); ++k) {
+    const LoadItem& item = items_[k];
+    total_bytes_ += item.bytes;
+    if (item.group >= deferred_group_) deferred_bytes_ += item.bytes;
+    const size_t stride = item.tiled ? row_bytes(item.type, static_cast<size_t>(item.n_in)) : 1;
+    size_t rows = room / stride;
+    if (item.tiled) rows = rows / kTileRows * kTileRows;
+    if (rows == 0)
+      fail(ErrorKind::unsupported, "tensor '%s': 8 rows of %zu bytes do not fit the upload's slots of %zu",
+           item.name.c_str(), stride, room);
+    const size_t n = item.tiled ? static_cast<size_t>(item.n_out) : item.bytes;
+    for (size_t r = 0; r < n; r += rows) {
+      const size_t take = std::min(rows, n - r);
+      chunks_.push_back({static_cast<int>(k), r * stride, take * stride, static_cast<int64_t>(r),
+                         static_cast<int64_t>(take)});
+      ++groups_[static_cast<size_t>(item.group)].remaining;
+    }
+    if (item.group < deferred_group_) first_deferred_chunk_ = chunks_.size();
+  }
+}
+
+void Loader::work(int t) noexcept {
+  Worker& w = *workers_[static_cast<size_t>(t)];
+  try {
+    run_worker(w);
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
+  changed_.notify_all();
+}
+
+void Loader::run_worker(Worker& w) {
+  const Driver& cu = device_.cu;
+  device_.enter();
+  cu.check(cu.cuStreamCreate(&w.stream, CU_STREAM_NON_BLOCKING), "an upload stream");
+  for (CUevent& e : w.copied) cu.check(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), "an upload event");
+  int i = 0;
+  while (next_chunk(w, &i)) {
+    const Chunk& c = chunks_[static_cast<size_t>(i)];
+    upload(w, c);
+    publish(w, c);
+  }
+  cu.check(cu.cuStreamSynchronize(w.stream), "loading the weights");
+  std::lock_guard lock(mutex_);
+  if (++ended_ == n_threads_ && !stop_) {
+    complete_.store(true, std::memory_order_release);
+    finished_at_ = now_ms();
+  }
+}
+
+/// The next chunk to load; waits where it is a deferred one that nobody wants yet.
+bool Loader::next_chunk(Worker& w, int* chunk) {
+  const size_t i = next_.fetch_add(1);
+  if (i >= first_deferred_chunk_ && !w.passed_deferred) {
+    w.passed_deferred = true;
+    device_.cu.check(device_.cu.cuStreamSynchronize(w.stream), "loading the weights");
+    std::unique_lock lock(mutex_);
+    if (++at_deferred_ == n_threads_) {
+      finished_at_ = now_ms();
+      changed_.notify_all();
+    }
+    changed_.wait(lock,
+                  [&] { return wanted_ || stop_ || error_ || first_deferred_chunk_ == chunks_.size(); });
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (stop_ || error_) return false;
+  }
+  *chunk = static_cast<int>(i);
+  return i < chunks_.size();
+}
+
+void Loader::upload(Worker& w, const Chunk& c) {
+  const LoadItem& item = items_[static_cast<size_t>(c.item)];
+  const CUdeviceptr staging = w.staging + static_cast<size_t>(w.next_slot) * slot_bytes_;
+  const CUdeviceptr to = item.tiled ? staging : item.dest + c.offset;
+  if (mode_ == LoadMode::map && item.fd >= 0)
+    copy_from_mapping(w, c, to);
+  else
+    copy_through_slot(w, c, to);
+  if (item.tiled) repack(w, item, c, staging);
+  w.next_slot = (w.next_slot + 1) % kSlots;
+}
+
+void Loader::copy_through_slot(Worker& w, const Chunk& c, CUdeviceptr to) {
+  const Driver& cu = device_.cu;
+  const int k = w.next_slot;
+  if (w.used[k]) cu.check(cu.cuEventSynchronize(w.copied[k]), "loading the weights");
+  const LoadItem& item = items_[static_cast<size_t>(c.item)];
+  const char* from = fill_slot(w, item, c, w.slots + static_cast<size_t>(k) * slot_bytes_);
+  cu.check(cu.cuMemcpyHtoDAsync(to, from, c.bytes, w.stream), "loading the weights");
+  cu.check(cu.cuEventRecord(w.copied[k], w.stream), "loading the weights");
+  w.used[k] = true;
+}
+
+/// The chunk's bytes, somewhere in the slot.
+const char* Loader::fill_slot(Worker& w, const LoadItem& item, const Chunk& c, char* slot) {
+  const char* from = static_cast<const char*>(item.data) + c.offset;
+  if (mode_ != LoadMode::direct || item.fd < 0) {
+    std::memcpy(slot, from, c.bytes);
+    return slot;
+  }
+  auto [it, fresh] = w.direct_fds.try_emplace(item.fd, -1);
+  if (fresh) {
+    const std::string path = "/proc/self/fd/" + std::to_string(item.fd);
+    it->second = open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  }
+  const uint64_t begin = item.offset + c.offset, first = begin & ~(kPage - 1);
+  const size_t ahead = begin - first, want = ahead + c.bytes;
+  size_t got = 0;
+  while (got < want) {
+    const bool direct = it->second >= 0 && got % kPage == 0;
+    // A direct read is whole pages; the last may end with the file.
+    const size_t ask = direct ? (want - got + kPage - 1) & ~(kPage - 1) : want - got;
+    const ssize_t n = pread(direct ? it->second : item.fd, slot + got, ask, static_cast<off_t>(first + got));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && direct && errno == EINVAL) {  // a file system that refuses
+      close(it->second);
+      it->second = -1;
+      continue;
+    }
+    if (n <= 0)
+      fail(ErrorKind::io, "tensor '%s': reading %zu bytes at offset %llu: %s", item.name.c_str(), c.bytes,
+           static_cast<unsigned long long>(begin), n < 0 ? std::strerror(errno) : "the file ends there");
+    got += static_cast<size_t>(n);
+  }
+  return slot + ahead;
+}
+
+/// Straight from the page cache, which the driver pins piece by piece.
+void Loader::copy_from_mapping(Worker& w, const Chunk& c, CUdeviceptr to) {
+  const Driver& cu = device_.cu;
+  const LoadItem& item = items_[static_cast<size_t>(c.item)];
+  auto at = reinterpret_cast<uintptr_t>(item.data) + c.offset;
+  const uintptr_t end = at + c.bytes, lowest = mapped_.at(item.fd).first,
+                  highest = mapped_.at(item.fd).second;
+  while (at < end) {  // one copy must not cross two pieces
+    const uintptr_t piece = lowest + (at - lowest) / kPiece * kPiece,
+                    piece_end = std::min(piece + kPiece, highest);
+    {
+      std::lock_guard lock(pin_mutex_);
+      if (!pinned_.contains(piece)) {
+        cu.check(cu.cuMemHostRegister(reinterpret_cast<void*>(piece), piece_end - piece,
+                                      CU_MEMHOSTREGISTER_READ_ONLY | CU_MEMHOSTREGISTER_PORTABLE),
+                 "pinning the file's mapping");
+        pinned_.emplace(piece, piece_end - piece);
+      }
+    }
+    const size_t n = std::min(end, piece_end) - at;
+    cu.check(cu.cuMemcpyHtoDAsync(to, reinterpret_cast<const void*>(at), n, w.stream), "loading the weights");
+    at += n;
+    to += n;
+  }
+}
+
+void Loader::repack(Worker& w, const LoadItem& item, const Chunk& c, CUdeviceptr from) {
+  const TypeInfo& info = type_info(item.type);
+  RepackParams p{};
+  p.raw = reinterpret_cast<const uint8_t*>(from);
+  p.tiles =
+      reinterpret_cast<uint8_t*>(item.dest) + static_cast<size_t>(c.first_row / kTileRows) * item.tile_bytes;
+  p.row_bytes = row_bytes(item.type, static_cast<size_t>(item.n_in));
+  p.type = static_cast<int32_t>(item.type);
+  p.n_rows = static_cast<int32_t>(c.n_rows);
+  p.n_in = static_cast<int32_t>(item.n_in);
+  p.n_cells = item.n_cells;
+  p.block_bytes = static_cast<int32_t>(info.block_bytes);
+  p.block_values = static_cast<int32_t>(info.block_values);
+  p.n_tiles = static_cast<int32_t>((c.n_rows + kTileRows - 1) / kTileRows);
+  device_.launch(repack_, {static_cast<uint32_t>(p.n_tiles), 1}, kRepackThreads, 0, {w.stream, false}, p);
+}
+
+void Loader::publish(Worker& w, const Chunk& c) {
+  const Driver& cu = device_.cu;
+  const int group = items_[static_cast<size_t>(c.item)].group;
+  Group& g = groups_[static_cast<size_t>(group)];
+  CUevent& event = g.last[static_cast<size_t>(w.index)];  // this thread's own
+  if (!event) cu.check(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "an upload event");
+  cu.check(cu.cuEventRecord(event, w.stream), "loading the weights");
+  done_bytes_ += c.bytes;
+  bool last;
+  {
+    std::lock_guard lock(mutex_);
+    last = --g.remaining == 0;
+  }
+  if (last) changed_.notify_all();
+}
+
+void Loader::rethrow_locked() {
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Loader::require(int group, CUstream stream) {
+  if (complete()) return;
+  Group& g = groups_[static_cast<size_t>(group)];
+  {
+    std::unique_lock lock(mutex_);
+    if (g.waited) return;
+    changed_.wait(lock, [&] { return error_ || g.remaining == 0; });
+    rethrow_locked();
+    g.waited = true;
+  }
+  for (CUevent e : g.last)
+    if (e) device_.cu.check(device_.cu.cuStreamWaitEvent(stream, e, 0), "waiting for weights");
+}
+
+void Loader::want_deferred() {
+  {
+    std::lock_guard lock(mutex_);
+    if (wanted_) return;
+    wanted_ = true;
+  }
+  changed_.notify_all();
+}
+
+void Loader::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock,
+                [&] { return error_ || ended_ == n_threads_ || (!wanted_ && at_deferred_ == n_threads_); });
+  rethrow_locked();
+}
+
+LoadStatus Loader::status() const {
+  std::lock_guard lock(mutex_);
+  LoadStatus s;
+  s.done = done_bytes_.load();
+  s.total = total_bytes_ - (wanted_ ? 0 : deferred_bytes_);
+  s.finished = ended_ == n_threads_ || (!wanted_ && at_deferred_ == n_threads_);
+  s.finished_at = s.finished ? finished_at_ : 0;
+  return s;
+}
+
+}  // namespace reflex::cuda

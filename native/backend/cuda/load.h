@@ -1,0 +1,115 @@
+// Moves weights from the file to the card while the first pass already runs. Owns: the threads that
+// fill the pinned ring, the choice of how to read, the repack, and readiness: weights come in
+// groups, in the order they are computed with, and a step waits for its own group only.
+// Refuses: deciding what is needed and where it lies (residence.h).
+#pragma once
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "backend/backend.h"
+#include "backend/cuda/device.h"
+
+namespace reflex::cuda {
+
+/// Bytes that go to one place on the card.
+struct LoadItem {
+  std::string name;
+  const void* data = nullptr;  ///< in the mapping, or in memory of ours
+  size_t bytes = 0;
+  int fd = -1;  ///< -1: memory of ours
+  uint64_t offset = 0;
+  CUdeviceptr dest = 0;
+  int group = 0;
+  // A matrix that is repacked on its way (tile.h); else the bytes are copied as they are.
+  bool tiled = false;
+  GgmlType type = GgmlType::F32;
+  int64_t n_in = 0, n_out = 0;
+  int32_t n_cells = 0;
+  uint32_t tile_bytes = 0;
+};
+
+enum class LoadMode { ring, map, direct };
+
+class Loader {
+ public:
+  /// Items in order of use; groups from `deferred_group` on are read only once wanted. Starts at
+  /// once. `mode`: "" chooses. Error(invalid_input) where it names none.
+  Loader(Device& device, std::vector<LoadItem> items, int n_groups, int deferred_group,
+         const std::string& mode);
+  ~Loader();
+
+  /// Work put on `stream` after this sees the group. Blocks until its copies are issued; throws
+  /// what stopped the load.
+  void require(int group, CUstream stream);
+  /// A coming pass needs the deferred groups.
+  void want_deferred();
+  /// Everything is on the card. Deferred groups count once wanted.
+  void finish();
+  LoadStatus status() const;
+  /// finish() would not wait: no step needs to ask for its group any more.
+  bool complete() const { return complete_.load(std::memory_order_acquire); }
+  LoadMode mode() const { return mode_; }
+
+ private:
+  struct Chunk {
+    int item;
+    size_t offset, bytes;       // in the item
+    int64_t first_row, n_rows;  // tiled
+  };
+  struct Group {
+    int remaining = 0;          // chunks not yet issued
+    std::vector<CUevent> last;  // per thread: after its latest chunk of the group
+    bool waited = false;        // the compute stream has it
+  };
+  struct Worker;
+
+  void choose_mode(const std::string& mode);
+  void cut_chunks();
+  void work(int t) noexcept;
+  void run_worker(Worker& w);
+  bool next_chunk(Worker& w, int* chunk);
+  void upload(Worker& w, const Chunk& c);
+  void copy_through_slot(Worker& w, const Chunk& c, CUdeviceptr to);
+  void copy_from_mapping(Worker& w, const Chunk& c, CUdeviceptr to);
+  const char* fill_slot(Worker& w, const LoadItem& item, const Chunk& c, char* slot);
+  void repack(Worker& w, const LoadItem& item, const Chunk& c, CUdeviceptr from);
+  void register_piece(uintptr_t piece);
+  void publish(Worker& w, const Chunk& c);
+  void rethrow_locked();
+
+  Device& device_;
+  std::vector<LoadItem> items_;
+  const int deferred_group_;
+  LoadMode mode_ = LoadMode::ring;
+  int n_threads_ = 1;
+  size_t slot_bytes_ = 0;
+  std::vector<Chunk> chunks_;
+  size_t first_deferred_chunk_ = 0;
+  bool has_boot_ring_ = false;
+  PinnedBuffer own_ring_;  // where another load has the boot's
+  DeviceBuffer staging_;   // (threads, 2, slot)
+  CUfunction repack_ = nullptr;
+  std::vector<std::unique_ptr<Worker>> workers_;
+
+  std::atomic<size_t> next_{0}, done_bytes_{0};
+  size_t total_bytes_ = 0, deferred_bytes_ = 0;
+  std::atomic<bool> complete_{false};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Group> groups_;
+  std::exception_ptr error_;
+  bool stop_ = false, wanted_ = false;
+  int at_deferred_ = 0, ended_ = 0;  // threads that have finished all before, or all
+  double finished_at_ = 0;
+  // "map": pieces of the mapping that are pinned now
+  std::mutex pin_mutex_;
+  std::map<uintptr_t, size_t> pinned_;
+  std::map<int, std::pair<uintptr_t, uintptr_t>> mapped_;  // by fd: pages that items lie in
+};
+
+}  // namespace reflex::cuda

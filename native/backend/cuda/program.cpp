@@ -1,0 +1,186 @@
+#include "backend/cuda/program.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace reflex::cuda {
+
+namespace {
+
+constexpr int32_t kFirstSlots = 512;  // a state's first room; it doubles from there
+
+std::atomic<uint64_t> next_generation{1};
+
+}  // namespace
+
+// ---- state ----------------------------------------------------------------------------------
+
+CudaState::CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx)
+    : device_(device), n_ctx_(n_ctx) {
+  for (const StateSpec& s : plan.states) {
+    if (s.kind != StateSpec::Kind::per_token)
+      fail(ErrorKind::unsupported, "state '%s': the CUDA backend keeps states per token only",
+           s.name.c_str());
+    const bool f32 = exact || s.always_f32;
+    offset_.push_back(slot_bytes_);
+    f32_.push_back(f32);
+    slot_bytes_ += static_cast<size_t>(s.width) * (f32 ? 4 : 2);
+  }
+}
+
+void CudaState::reserve(int32_t n, CUstream stream) {
+  if (static_cast<size_t>(n) <= capacity_) return;
+  size_t room = std::max<size_t>(capacity_, kFirstSlots);
+  while (room < static_cast<size_t>(n)) room *= 2;
+  room = std::max<size_t>(static_cast<size_t>(n), std::min<size_t>(room, static_cast<size_t>(n_ctx_)));
+  room = (room + 7) / 8 * 8;  // every state begins on 16 bytes
+  DeviceBuffer bigger(device_, room * slot_bytes_, "the sequence's keys and values");
+  const Driver& cu = device_.cu;
+  const size_t used = static_cast<size_t>(slots.size());
+  for (size_t s = 0; s < offset_.size() && used; ++s) {
+    const size_t width = (s + 1 < offset_.size() ? offset_[s + 1] : slot_bytes_) - offset_[s];
+    cu.check(cu.cuMemcpyDtoDAsync(bigger.address() + offset_[s] * room,
+                                  buffer_.address() + offset_[s] * capacity_, used * width, stream),
+             "moving keys and values");
+  }
+  cu.check(cu.cuStreamSynchronize(stream), "moving keys and values");
+  buffer_ = std::move(bigger);
+  capacity_ = room;
+  generation_ = next_generation++;
+}
+
+// ---- program --------------------------------------------------------------------------------
+
+CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const ProgramOptions& options)
+    : device_(std::move(device)),
+      plan_(std::move(plan)),
+      options_(options),
+      steps_((check_plan(plan_), build_steps(plan_))),
+      residence_(*device_, plan_, steps_, options.exact) {
+  if (options.max_rows < 1 || options.n_ctx < 1)
+    fail(ErrorKind::invalid_input, "program: max_rows %d and n_ctx %d, expected 1 or more", options.max_rows,
+         options.n_ctx);
+  const Driver& cu = device_->cu;
+  // Weights first: everything below is done while they come.
+  loader_ = std::make_unique<Loader>(*device_, residence_.items(), residence_.n_groups(),
+                                     residence_.deferred_group(), options.load_mode);
+  try {
+    cu.check(cu.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "a stream");
+    for (Slot& s : slots_) cu.check(cu.cuEventCreate(&s.read, CU_EVENT_DISABLE_TIMING), "an event");
+    allocate();
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+CudaProgram::~CudaProgram() { release(); }
+
+void CudaProgram::release() noexcept {
+  device_->enter_quietly();
+  loader_.reset();  // joins the threads that write to the arena
+  const Driver& cu = device_->cu;
+  if (stream_) cu.cuStreamSynchronize(stream_);
+  drop_graphs();
+  for (Slot& s : slots_)
+    if (s.read) cu.cuEventDestroy(s.read);
+  if (stream_) cu.cuStreamDestroy(stream_);
+  stream_ = nullptr;
+}
+
+void CudaProgram::allocate() {
+  alloc_rows_ = Launcher::padded_rows(options_.max_rows);
+  values_ = DeviceBuffer(
+      *device_, static_cast<size_t>(steps_.floats) * static_cast<size_t>(alloc_rows_) * sizeof(float),
+      "activations", true);
+  block_ = DeviceBuffer(*device_, static_cast<size_t>(alloc_rows_) * 16 + 4096, "a pass's block");
+  size_t partial = 0;
+  uint32_t tickets = 1;
+  for (const Step& step : steps_.steps) {
+    if (const auto* s = std::get_if<AttentionStep>(&step)) {
+      partial = std::max(partial, static_cast<size_t>(s->op.n_heads) * kMaxSplits *
+                                      static_cast<size_t>(s->op.v_head_dim + 2) * sizeof(float));
+      tickets = std::max(tickets, static_cast<uint32_t>(s->op.n_kv_heads));
+      for (int32_t hd : {s->op.head_dim, s->op.v_head_dim})
+        if (hd > kMaxHeadDim)
+          fail(ErrorKind::unsupported, "attention: head size %d, the CUDA backend takes up to %d", hd,
+               kMaxHeadDim);
+    } else if (const auto* e = std::get_if<EmbedStep>(&step)) {
+      embed_ = *e;
+      n_table_rows_ = static_cast<int32_t>(plan_.weights[static_cast<size_t>(e->table)].n_out());
+    } else if (const auto* h = std::get_if<HeadStep>(&step)) {
+      head_ = *h;
+    }
+  }
+  if (embed_.out == kNone) fail(ErrorKind::unsupported, "plan: it embeds no tokens");
+  partial_ = DeviceBuffer(*device_, partial, "attention's partial sums");
+  tickets_ = DeviceBuffer(*device_, tickets * sizeof(uint32_t), "attention's tickets", true);
+  for (const RopeSpec& rope : plan_.ropes) {
+    DeviceBuffer& b =
+        inv_freq_.emplace_back(*device_, rope.inv_freq.size() * sizeof(float), "a rotary table");
+    if (rope.inv_freq.empty()) continue;
+    device_->cu.check(device_->cu.cuMemcpyHtoDAsync(b.address(), rope.inv_freq.data(), b.bytes(), stream_),
+                      "a rotary table");
+  }
+  synchronize("a rotary table");
+  launcher_ = std::make_unique<Launcher>(*device_, stream_, options_.exact, options_.max_rows, plan_);
+  mark_fragments();
+  scratch_bytes_ = values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes();
+}
+
+// f16 fragments save the product that reads them a conversion, where the step that writes them can.
+void CudaProgram::mark_fragments() {
+  fragments_.assign(steps_.values.size(), false);
+  if (options_.exact) return;
+  for (const Step& step : steps_.steps) {
+    if (const auto* s = std::get_if<AttentionStep>(&step)) fragments_[static_cast<size_t>(s->op.out)] = true;
+    const auto* m = std::get_if<MatmulStep>(&step);
+    if (!m || m->swiglu == kNone) continue;
+    const WeightId gate = m->parts[0].weight, up = m->parts[1].weight;
+    fragments_[static_cast<size_t>(m->swiglu)] =
+        residence_.matrix(gate).tiled && residence_.matrix(up).tiled &&
+        plan_.weights[static_cast<size_t>(gate)].type == plan_.weights[static_cast<size_t>(up)].type;
+  }
+  for (size_t v = 0; v < fragments_.size(); ++v) fragments_[v] = fragments_[v] && steps_.fragments[v];
+}
+
+void CudaProgram::ensure_outputs(int32_t n_out, HeadMode head) {
+  if (head == HeadMode::none || n_out == 0) return;
+  const auto width = static_cast<size_t>(steps_.values[static_cast<size_t>(head_.in)].width);
+  if (head == HeadMode::gather) {
+    const size_t bytes = static_cast<size_t>(n_out) * width * sizeof(float);
+    if (normed_.bytes() >= bytes) return;
+    synchronize("the pass before");
+    drop_graphs();
+    normed_ = DeviceBuffer(*device_, std::max(bytes, 2 * normed_.bytes()), "the head's input");
+    return;
+  }
+  if (n_out <= out_room_) return;
+  synchronize("the pass before");
+  drop_graphs();
+  out_room_ = std::max(n_out, 2 * out_room_);
+  const auto o = static_cast<size_t>(out_room_);
+  const auto vocab = static_cast<size_t>(plan_.weights[static_cast<size_t>(head_.weight)].n_out());
+  logits_ = {};
+  logits_ = DeviceBuffer(*device_, o * vocab * sizeof(float), "logits");
+  best_partial_ = DeviceBuffer(*device_, o * kScanBlocks * sizeof(Best), "the best logits");
+  best_tickets_ = DeviceBuffer(*device_, (o + 1) * sizeof(uint32_t), "the best logits", true);
+  results_ = PinnedBuffer(*device_, kResultsBest + o * sizeof(Best), "results");
+}
+
+std::unique_ptr<State> CudaProgram::new_state() {
+  return std::make_unique<CudaState>(*device_, plan_, options_.exact, options_.n_ctx);
+}
+
+LoadStatus CudaProgram::load_status() const {
+  LoadStatus s = loader_->status();
+  s.first_kernel_at = first_kernel_at_;
+  return s;
+}
+
+void CudaProgram::finish_load() {
+  device_->enter();
+  loader_->finish();
+}
+
+}  // namespace reflex::cuda

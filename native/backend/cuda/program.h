@@ -1,0 +1,175 @@
+// A compiled plan on the card. One stream computes; results stay on the device until asked for.
+#pragma once
+#include <map>
+
+#include "backend/cuda/launch.h"
+#include "backend/cuda/load.h"
+#include "backend/cuda/residence.h"
+#include "backend/cuda/steps.h"
+
+namespace reflex::cuda {
+
+/// Keys and values of one sequence: one buffer, state after state, each (capacity, width).
+class CudaState final : public State {
+ public:
+  CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx);
+  size_t bytes() const override { return buffer_.bytes(); }
+  /// Room for n slots; moves what is there. Error(out_of_memory).
+  void reserve(int32_t n, CUstream stream);
+  CUdeviceptr at(StateId id) const {
+    return buffer_.address() + offset_[static_cast<size_t>(id)] * capacity_;
+  }
+  bool is_f32(StateId id) const { return f32_[static_cast<size_t>(id)]; }
+  /// Changes whenever at() does: never the same for two buffers of one process.
+  uint64_t generation() const { return generation_; }
+
+ private:
+  Device& device_;
+  std::vector<size_t> offset_;  // bytes per slot of the states before
+  std::vector<bool> f32_;
+  size_t slot_bytes_ = 0, capacity_ = 0;
+  int32_t n_ctx_;
+  uint64_t generation_ = 0;
+  DeviceBuffer buffer_;
+};
+
+/// Where in the pinned results each kernel leaves its own.
+inline constexpr size_t kResultsDone = 0, kResultsDrawn = 16, kResultsAdjusted = 32, kResultsSums = 64,
+                        kResultsTop = kResultsSums + kScanBlocks * sizeof(double),
+                        kResultsBest = kResultsTop + sizeof(Best) * kScanBlocks * kMaxTop;
+
+class CudaProgram final : public Program {
+ public:
+  CudaProgram(std::shared_ptr<Device> device, Plan plan, const ProgramOptions& options);
+  ~CudaProgram() override;
+
+  std::unique_ptr<State> new_state() override;
+  int32_t max_rows() const override { return options_.max_rows; }
+  void run(State& state, const Pass& pass) override;
+  std::span<const float> logits(int32_t o) override;
+  std::span<const float> gathered(int32_t o) override;
+  double log_sum_exp(int32_t o) override;
+  int32_t argmax(int32_t o) override;
+  int32_t sample(int32_t o, const SampleSpec& spec) override;
+  std::vector<TokenLogprob> top_logprobs(int32_t o, int32_t n) override;
+  LoadStatus load_status() const override;
+  void finish_load() override;
+  size_t weight_bytes() const override { return residence_.bytes(); }
+  size_t scratch_bytes() const override { return scratch_bytes_; }
+
+ private:
+  /// Host memory that a pass is read from: header, arrays, mask, then the embedded rows.
+  struct Slot {
+    PinnedBuffer memory;
+    CUevent read = nullptr;  ///< the pass has been read
+    bool busy = false;
+  };
+  /// What a captured pass depends on.
+  struct GraphKey {
+    int32_t n_rows, n_out, head;
+    uint32_t block_quads;
+    bool chain;
+    uint64_t generation;
+    auto operator<=>(const GraphKey&) const = default;
+  };
+  struct Graph {
+    CUgraphExec exec = nullptr;
+    uint32_t last_used = 0;
+  };
+
+  // pass.cpp: what a pass is
+  void check_pass(const Pass& pass) const;
+  uint32_t write_block(Slot& slot, const Pass& pass, const Visibility& vis);
+  void embed_rows(char* to, std::span<const int32_t> tokens) const;
+  Slot& take_slot(bool replayed, size_t bytes);
+  Graph* graph_for(const GraphKey& key);
+  void capture(Graph& graph);
+  void drop_graphs();
+  void gather_rows(const Pass& pass);
+  void ensure_gather_memory(size_t n, size_t width);
+  void add_gather_bias();
+
+  // program.cpp
+  void allocate();
+  void release() noexcept;
+  void mark_fragments();
+  void ensure_outputs(int32_t n_out, HeadMode head);
+
+  // enqueue.cpp: one launch or a few per step
+  void enqueue();
+  void step(const EmbedStep& s);
+  void step(const MatmulStep& s);
+  void step(const HeadsStep& s);
+  void step(const AttentionStep& s);
+  void step(const NormStep& s);
+  void step(const AddStep& s);
+  void step(const SwiGluStep& s);
+  void step(const SelectStep& s);
+  void step(const HeadStep& s);
+  int32_t rows_of(ValueId v) const;
+  ValueId resolve(ValueId v) const;
+  template <class T = float>
+  T* value(ValueId v) const;
+  bool in_fragments(ValueId v) const;
+  PassArrays arrays() const;
+  HeadItem head_item(const HeadSpec& spec, int32_t head_dim) const;
+  void launch_heads(const HeadsParams& p);
+  Norming norming(const NormSpec& n) const { return {residence_.vector(n.weight), n.eps}; }
+  Product product(WeightId weight, WeightId bias, float* out, const float* residual) const;
+  void elementwise(const char* kernel, const float* a, const float* b, float* out, size_t n);
+
+  // results.cpp
+  void need_head(HeadMode mode, int32_t o, const char* what) const;
+  void adjust(int32_t o, const SampleSpec& spec);
+  void wait_for_best();
+  void synchronize(const char* doing);
+  const float* logits_row(int32_t o) const;
+
+  std::shared_ptr<Device> device_;
+  Plan plan_;
+  ProgramOptions options_;
+  StepList steps_;
+  EmbedStep embed_;
+  HeadStep head_;
+  int32_t n_table_rows_ = 0;
+  std::vector<bool> fragments_;  ///< values that passes of several rows keep as f16 fragments
+  Residence residence_;
+  CUstream stream_ = nullptr;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<Launcher> launcher_;
+  int32_t alloc_rows_ = 0;  ///< rows that values have room for
+  DeviceBuffer values_, block_, partial_, tickets_;
+  std::vector<DeviceBuffer> inv_freq_;
+  size_t scratch_bytes_ = 0;
+
+  // the pass under way or last run
+  struct Current {
+    CudaState* state = nullptr;
+    const Slot* slot = nullptr;
+    bool replayed = false;  ///< captured now, or replayed
+    int32_t n_rows = 0, n_out = 0;
+    HeadMode head = HeadMode::none;
+    bool same_rows = false;  ///< the outputs are all rows, in order
+    bool chain = false;
+    uint32_t block_quads = 0, mask_at = 0, block_at[3] = {};  ///< quads; bytes of the arrays
+  } now_;
+  Slot slots_[3];
+  int turn_ = 1;
+  uint32_t sequence_ = 0;
+  double first_kernel_at_ = 0;
+  std::map<GraphKey, Graph> graphs_;
+
+  // results
+  int32_t out_room_ = 0;
+  DeviceBuffer logits_, best_partial_, best_tickets_, normed_, adjusted_, adjust_items_;
+  PinnedBuffer results_;
+  std::vector<std::vector<float>> host_logits_;  // per output row, once asked for
+  bool best_known_ = false;
+  PinnedBuffer gather_memory_;
+  size_t gather_out_at_ = 0, gather_weights_at_ = 0;
+  std::vector<int32_t> gather_begin_;
+  std::vector<float> gathered_, gather_bias_;
+  bool gather_pending_ = false;
+};
+
+}  // namespace reflex::cuda

@@ -1,0 +1,89 @@
+// A plan as the card runs it: steps in order, each a fusion of one or more ops, and where each value
+// lives. build_steps.cpp writes it, pass.cpp runs it. Plain data, no CUDA.
+#pragma once
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace reflex::cuda {
+
+struct NormSpec {
+  WeightId weight = kNone;  ///< kNone: no norm
+  int32_t group = 0;
+  float eps = 0;
+};
+
+/// out = W in + bias [+ residual]
+struct MatmulPart {
+  WeightId weight = kNone, bias = kNone;
+  ValueId out = kNone, residual = kNone;
+};
+
+/// Linear maps of one input, normed on the way where `norm` says. With swiglu there are two parts,
+/// gate and up, and only silu(gate) * up is kept.
+struct MatmulStep {
+  ValueId in = kNone;
+  NormSpec norm;
+  std::vector<MatmulPart> parts;
+  ValueId swiglu = kNone;
+};
+
+struct HeadStep {
+  ValueId in = kNone;
+  NormSpec norm;
+  WeightId weight = kNone, bias = kNone;
+};
+
+struct EmbedStep {
+  WeightId table = kNone;
+  ValueId out = kNone;
+};
+
+/// out = rope(norm(in)) per head, either absent
+struct HeadSpec {
+  ValueId in = kNone, out = kNone;
+  NormSpec norm;
+  RopeId rope = kNone;
+  int32_t n_heads = 1;
+};
+struct HeadsStep {
+  HeadSpec item;
+};
+
+/// k and v, as `k` and `v` prepare them, to the states; then attention with q as `q` prepares it.
+struct AttentionStep {
+  Attention op{};
+  HeadSpec q, k, v;  ///< q.out is op.q; it is the same as q.in where there is nothing to do
+};
+
+struct NormStep {
+  ValueId in = kNone, out = kNone;
+  NormSpec norm;
+};
+struct AddStep {
+  ValueId a = kNone, b = kNone, out = kNone;
+};
+struct SwiGluStep {
+  ValueId gate = kNone, up = kNone, out = kNone;
+};
+struct SelectStep {
+  ValueId in = kNone, out = kNone;
+};
+
+using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
+                          SelectStep, HeadStep>;
+
+struct StepList {
+  std::vector<Step> steps;
+  std::vector<ValueSpec> values;   ///< the plan's, and those that fusion added
+  std::vector<ValueId> select_of;  ///< of a value that a SelectStep makes: its input; else kNone
+  std::vector<bool> fragments;     ///< read only as the plain input of products: may be f16 fragments
+  std::vector<int64_t> offset;     ///< value v of alloc_rows rows lies at floats offset[v] * alloc_rows
+  int64_t floats = 0;              ///< per row, of all values
+};
+
+StepList build_steps(const Plan& plan);
+
+}  // namespace reflex::cuda
