@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from conftest import Server
+from conftest import Server, StartServer
 
 openai = pytest.importorskip("openai")
 pydantic = pytest.importorskip("pydantic")
@@ -117,9 +117,10 @@ def test_errors_are_the_sdks_own(client: Any):
     assert e.value.code == "context_length_exceeded" and e.value.type == "invalid_request_error"
 
 
-def test_a_failing_stream_raises(demo: Server, server: Server):
+def test_a_stream_that_fails_in_the_middle_raises(start_server: StartServer):
+    server = start_server()
+    asked: list[Any] = [{"role": "user", "content": "[[say:abc]][[crash-after:1]]"}]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.APIError):
-            client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "[[error:other]]"}], stream=True
-            )
+        stream = client.chat.completions.create(model="m", messages=asked, stream=True)
+        with pytest.raises(openai.APIError, match="the worker ended"):
+            list(stream)
