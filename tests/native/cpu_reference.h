@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -140,6 +142,84 @@ class Evaluator {
     for (size_t i = 0; i < y.size(); ++i)
       for (size_t j = 0; j < y[i].size(); ++j) y[i][j] += value(o.b)[i][j];
     value(o.out) = y;
+  }
+  void eval(const reflex::SigmoidGate& o) {
+    Matrix y = value(o.in);
+    for (size_t i = 0; i < y.size(); ++i)
+      for (size_t j = 0; j < y[i].size(); ++j) {
+        const std::vector<double>& gate = value(o.gate)[i];
+        y[i][j] /= 1.0 + std::exp(-gate[gate.size() == 1 ? 0 : j]);
+      }
+    value(o.out) = y;
+  }
+
+  // Scores of one row's experts, then those chosen: plain loops over sorted pairs.
+  std::vector<double> expert_weights(const reflex::Moe& o, const std::vector<double>& logits) const {
+    const auto n = static_cast<size_t>(o.n_experts), size = n / static_cast<size_t>(o.n_groups);
+    std::vector<double> score(n), weight_of(n, 0.0);
+    double total = 0;
+    for (size_t e = 0; e < n; ++e) total += std::exp(logits[e]);
+    for (size_t e = 0; e < n; ++e)
+      score[e] = o.gating == reflex::Moe::Gating::softmax ? std::exp(logits[e]) / total
+                                                          : 1.0 / (1.0 + std::exp(-logits[e]));
+    const std::vector<double> bias = o.bias == kNone ? std::vector<double>(n, 0.0) : row(weight(o.bias), 0);
+    using Ranked = std::vector<std::pair<double, size_t>>;  // (minus the score, index): best first
+    Ranked groups, experts;
+    for (size_t g = 0; g < n / size; ++g) {
+      std::vector<double> in_group;
+      for (size_t e = g * size; e < (g + 1) * size; ++e) in_group.push_back(-(score[e] + bias[e]));
+      std::sort(in_group.begin(), in_group.end());
+      const bool two = o.group_score == reflex::Moe::GroupScore::best_two && size > 1;
+      groups.emplace_back(in_group[0] + (two ? in_group[1] : 0), g);
+    }
+    std::sort(groups.begin(), groups.end());
+    groups.resize(static_cast<size_t>(o.n_groups_used));
+    for (const auto& group : groups)
+      for (size_t e = group.second * size; e < (group.second + 1) * size; ++e)
+        experts.emplace_back(-(score[e] + bias[e]), e);
+    std::sort(experts.begin(), experts.end());
+    experts.resize(static_cast<size_t>(o.n_used));
+    double sum = 0;
+    for (const auto& x : experts) sum += score[x.second];
+    for (const auto& x : experts)
+      weight_of[x.second] = score[x.second] / (o.renormalise ? sum : 1.0) * static_cast<double>(o.scale);
+    return weight_of;
+  }
+
+  std::vector<double> member_product(reflex::WeightId id, size_t member, const std::vector<double>& x) const {
+    const auto n_out = static_cast<size_t>(weight(id).n_out());
+    std::vector<double> y(n_out, 0.0);
+    for (size_t j = 0; j < n_out; ++j) {
+      const std::vector<double> r = row(weight(id), member * n_out + j);
+      for (size_t k = 0; k < r.size(); ++k) y[j] += r[k] * x[k];
+    }
+    return y;
+  }
+
+  void eval(const reflex::Moe& o) {
+    Matrix out;
+    for (size_t i = 0; i < value(o.in).size(); ++i) {
+      const std::vector<double>& x = value(o.in)[i];
+      const std::vector<double> w = expert_weights(o, value(o.router)[i]);
+      std::vector<double> y(x.size(), 0.0);
+      for (size_t e = 0; e < w.size(); ++e) {
+        if (w[e] == 0) continue;
+        std::vector<double> h = member_product(o.gate, e, x);
+        const std::vector<double> up = member_product(o.up, e, x);
+        for (size_t j = 0; j < h.size(); ++j) h[j] *= up[j] / (1.0 + std::exp(-h[j]));
+        const std::vector<double> down = member_product(o.down, e, h);
+        for (size_t j = 0; j < y.size(); ++j) y[j] += w[e] * down[j];
+      }
+      out.push_back(y);
+    }
+    value(o.out) = out;
+  }
+
+  /// Ops without a reference here: their own tests bring one.
+  template <class Other>
+  void eval(const Other& o) {
+    reflex::fail(reflex::ErrorKind::unsupported, "the evaluator does not know %s",
+                 reflex::op_name(reflex::Op(o)));
   }
   void eval(const reflex::SelectOutputs& o) {
     for (int32_t r : pass_->outputs) value(o.out).push_back(value(o.in)[static_cast<size_t>(r)]);
