@@ -15,7 +15,7 @@ namespace {
 constexpr int32_t kShiftChannels = 1024;  // channels of one task that moves a convolution's history
 
 const DeltaKernels& kernels_of(const Kernels& k) {
-  const std::string_view name = k.name;
+  [[maybe_unused]] const std::string_view name = k.name;
 #if defined(REFLEX_CPU_HAS_avx512vnni)
   if (name == "avx512vnni") return avx512vnni::delta_kernels();
 #endif

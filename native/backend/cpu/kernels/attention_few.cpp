@@ -60,7 +60,7 @@ template <bool F16, int N>
 void scores(const AttentionArgs& a, const SlotBlock& b, const Streams& at, const float* q, int32_t ldq,
             float (*p)[kSlots]) {
   constexpr int kStep = W / N;  // slots at once: W sums
-  for (int32_t j = 0; j < b.n; j += kStep) {
+  for (int32_t j = 0; j < kSlots && j < b.n; j += kStep) {
     vf s[W] = {};
     for (int32_t d = 0; d < a.head_dim; d += W) {
       vf x[N];
