@@ -128,9 +128,8 @@ std::vector<MarkedToken> BaseTokenizer::find_marked(std::string_view text,
     if (span.begin > span.end)
       fail(ErrorKind::invalid_input, "literal_spans: [%zu, %zu) ends before it begins", span.begin, span.end);
     if (span.begin == span.end) continue;
-    if (span.end <= n) continue;  // inside an earlier one
     if (span.begin > n) searched_ += marked_.find(text, free_from, byte_of(span.begin), found);
-    free_from = byte_of(span.end);
+    free_from = byte_of(span.end);  // where it is, when the span lies inside an earlier one
     if (n < span.end)
       fail(ErrorKind::invalid_input,
            "literal_spans: [%zu, %zu) ends after the text, which has %zu code points", span.begin, span.end,

@@ -39,6 +39,8 @@ class Tokenizer {
  public:
   /// Throws Error(tokenizer) where the metadata is absent or inconsistent. An unknown
   /// pre-tokenizer is no error: see pre_known().
+  /// Tokens and merges are not copied: file must outlive the tokenizer. Its calls may come from
+  /// any thread; encode runs one at a time.
   static std::unique_ptr<Tokenizer> from_gguf(const gguf::File& file);
   virtual ~Tokenizer() = default;
 

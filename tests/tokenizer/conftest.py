@@ -21,8 +21,8 @@ from . import corpus
 HERE = Path(__file__).parent
 TABLES = HERE.parents[1] / "native/tokenizer"
 
-settings.register_profile("tokenizer", deadline=None, max_examples=200)
-settings.load_profile("tokenizer")
+# For property tests of this room; no global profile, which would reach those of the others.
+property_test = settings(deadline=None, max_examples=200)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,12 @@ DEEPSEEK_LETTERS = (
 )
 
 
+DEEPSEEK_PUNCTUATION = "21-2F 3A-7E FF01-FF0F FF1A-FF5E 2018-201F 3000-3002"
+DEEPSEEK_CJK = "4E00-9FA5 800-4E00 AC00-D7FF"
+CJK_AND_KANA = "4E00-9FA5 3040-309F 30A0-30FF"
+RANGES = (DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, DEEPSEEK_CJK, CJK_AND_KANA)
+
+
 def char_class(ranges: str) -> str:
     return "[" + "".join("-".join(chr(int(c, 16)) for c in r.split("-")) for r in ranges.split()) + "]"
 
@@ -60,21 +66,21 @@ STAGES: dict[str, list[dict[str, object]]] = {
     "deepseek-llm": [
         split("[\r\n]"),
         split(r"\s?" + char_class(DEEPSEEK_LETTERS) + "+"),
-        split(r"\s?" + char_class("21-2F 3A-7E FF01-FF0F FF1A-FF5E 2018-201F 3000-3002") + "+"),
+        split(r"\s?" + char_class(DEEPSEEK_PUNCTUATION) + "+"),
         split(r"\s+$"),
-        split(char_class("4E00-9FA5 800-4E00 AC00-D7FF") + "+"),
+        split(char_class(DEEPSEEK_CJK) + "+"),
         DIGITS,
     ],
     "deepseek-coder": [
         split("[\r\n]"),
         split(r"\s?\p{L}+"),
         split(r"\s?\p{P}+"),
-        split(char_class("4E00-9FA5 800-4E00 AC00-D7FF") + "+"),
+        split(char_class(DEEPSEEK_CJK) + "+"),
         DIGITS,
     ],
     "deepseek-v3": [
         split(r"\p{N}{1,3}"),
-        split(char_class("4E00-9FA5 3040-309F 30A0-30FF") + "+"),
+        split(char_class(CJK_AND_KANA) + "+"),
         split(DEEPSEEK3),
     ],
     "default": [

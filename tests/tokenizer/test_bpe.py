@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from . import corpus, oracle
-from .conftest import Vocabulary, load, texts
+from .conftest import Vocabulary, load, property_test, texts
 
 VOCABULARY = Vocabulary("gpt2", **load("bpe"))
 CASE_SEPARATOR = "\n__ggml_vocab_test__\n"
@@ -50,6 +50,7 @@ def test_mixed_text(ours, without_drift, pre):
 
 
 @pytest.mark.parametrize("pre", oracle.STAGES)
+@property_test
 @given(text=texts(), parse_special=st.booleans())
 def test_random_unicode(ours, without_drift, pre, text, parse_special):
     text = without_drift(text)
@@ -143,6 +144,7 @@ marked_text = st.lists(
 ).map("".join)
 
 
+@property_test
 @given(text=marked_text, data=st.data())
 def test_literal_spans(ours, text, data):
     position = st.integers(0, len(text))
@@ -154,6 +156,7 @@ def test_literal_spans(ours, text, data):
         assert ours(pre).encode(text.encode(), False, spans) == theirs(pre, False).encode(text).ids
 
 
+@property_test
 @given(text=marked_text)
 def test_overlapping_control_tokens_as_tokenizers_does(ours, text):
     assert ours("qwen2").encode(text.encode()) == theirs("qwen2").encode(text).ids

@@ -14,7 +14,7 @@ from reflex_worker import ReflexError, fallback_tokenizer
 from reflex_worker.fallback_tokenizer import FallbackTokenizer
 
 from . import corpus
-from .conftest import Vocabulary, load, texts
+from .conftest import Vocabulary, load, property_test, texts
 
 VOCABULARY = Vocabulary("gpt2", **load("bpe"))
 AT = {t: i for i, t in enumerate(VOCABULARY.tokens)}
@@ -56,6 +56,7 @@ def test_mixed_text_as_the_core(fallback, native, without_drift):
         )
 
 
+@property_test
 @given(text=texts(), data=st.data())
 def test_control_tokens_and_spans_as_the_core(fallback, native, without_drift, text, data):
     text = without_drift(text)

@@ -7,7 +7,7 @@ from hypothesis import given
 from tokenizers.pre_tokenizers import ByteLevel
 
 from . import corpus, oracle
-from .conftest import texts
+from .conftest import property_test, texts
 
 NAMES = [*oracle.STAGES, *oracle.ALIASES]
 WORDS = {name: oracle.words(name) for name in oracle.STAGES}
@@ -41,6 +41,7 @@ def test_mixed_text(testing, without_drift, name):
 
 
 @pytest.mark.parametrize("name", oracle.STAGES)
+@property_test
 @given(text=texts())
 def test_random_unicode(testing, without_drift, name, text):
     text = without_drift(text)
@@ -62,18 +63,27 @@ CONTEXTS = [
     "\u0301{}",
     "中{}中",
     "{}\u0301 ",
+    "'{}a",
+    "'{}e",
+    "'r{}a",
+    "'{}la",
 ]
+
+
+RANGE_ENDS = {int(c, 16) for r in oracle.RANGES for c in r.replace("-", " ").split()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", oracle.STAGES)
 def test_every_character_in_context(testing, drift, name):
-    """Every code point below U+3100; above, the first of every run of one class and of every
-    stretch of 1024: the rest of those behave as their first."""
+    """Every code point below U+3100 and those at the borders of ranges that regexes spell out;
+    above, the first of every run of one class and of every stretch of 1024: the rest of those
+    behave as their first."""
+    borders = {c for end in RANGE_ENDS for c in (end - 1, end, end + 1)}
     chars, last = [], None
     for c in [*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE0200), 0x10FFFF]:
         kind = testing.char_class(c)
-        if (kind != last or c % 1024 == 0 or c < 0x3100) and c not in drift:
+        if (kind != last or c % 1024 == 0 or c < 0x3100 or c in borders) and c not in drift:
             chars.append(chr(c))
         last = kind
     text = "\n\n".join(context.format(c) for c in chars for context in CONTEXTS)

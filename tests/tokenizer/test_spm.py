@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from . import corpus
-from .conftest import Vocabulary, load, texts
+from .conftest import Vocabulary, load, property_test, texts
 
 VOCABULARY = Vocabulary("llama", **load("spm"))
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
@@ -53,11 +53,13 @@ def test_ids_of_the_library(ours, case):
     assert decoded == (" " + text.replace("▁", " ") if text else "")
 
 
+@property_test
 @given(text=texts(30))
 def test_random_unicode(ours, text):
     assert ours.encode(text.encode(), False) == reference(text, VOCABULARY)
 
 
+@property_test
 @given(text=st.text("ab \u2581", max_size=60))
 def test_tokens_that_reach_past_a_space(testing, text):
     """Words are cut apart only where no token goes on past a word's beginning."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .conftest import Vocabulary, load
+from .conftest import Vocabulary, load, property_test
 
 BPE = Vocabulary("gpt2", **load("bpe"))
 SPM = Vocabulary("llama", **load("spm"))
@@ -155,6 +155,7 @@ def test_control_spellings_past_the_bound_are_refused(testing):
     refused(testing, lambda: testing.Tokenizer(vocabulary.gguf("gpt-2")), "tokenizer", "control tokens")
 
 
+@property_test
 @given(data=st.binary(max_size=30))
 def test_text_that_is_not_utf8_is_refused_with_its_place(testing, data):
     tokenizer = testing.Tokenizer(SMALL)

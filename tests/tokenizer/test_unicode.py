@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .conftest import load_generator
+from .conftest import load_generator, property_test
 
 CLASSES = {"L": 1, "N": 2, "P": 3, "S": 4, "M": 5}
 SPACE, NUMBER_DIGITS = 6, 7
@@ -40,6 +40,7 @@ def test_classes_are_those_of_the_unicode_database(testing):
     assert testing.char_class(0x110000) == testing.char_class(0xFFFFFFFF) == 0
 
 
+@property_test
 @given(data=st.binary(max_size=40))
 def test_invalid_utf8_is_found_where_python_finds_it(testing, data):
     try:
@@ -72,6 +73,7 @@ BROKEN = st.one_of(
 )
 
 
+@property_test
 @given(chunks=st.lists(BROKEN, max_size=12))
 def test_stream_decodes_as_python_does_and_loses_nothing(testing, chunks):
     ours, theirs = testing.Utf8Stream(), codecs.getincrementaldecoder("utf-8")("replace")
@@ -85,6 +87,7 @@ def test_stream_decodes_as_python_does_and_loses_nothing(testing, chunks):
     assert ours.finish() == ""
 
 
+@property_test
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30), cut=st.integers(1, 4))
 def test_stream_never_emits_a_broken_character(testing, text, cut):
     data, stream, out = text.encode(), testing.Utf8Stream(), ""
