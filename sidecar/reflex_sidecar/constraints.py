@@ -16,6 +16,8 @@ from reflex_protocol.messages import Constraint, JsonSchemaConstraint, LarkConst
 from .bodies import ResponseFormat, Tool, ToolChoice
 from .errors import bad_request
 
+# Calls in one answer.
+MAX_CALLS: Final = 16
 ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 
 
@@ -88,13 +90,13 @@ def of_format(wanted: ResponseFormat | None) -> Constraint | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return JsonSchemaConstraint(schema=wanted.schema or ANY_OBJECT)
+        return JsonSchemaConstraint(schema=closed(wanted.schema or ANY_OBJECT))
     if wanted.json_schema is None or wanted.json_schema.schema is None:
         raise bad_request(
             "response_format.json_schema.schema: expected a schema, found none",
             param="response_format.json_schema",
         )
-    return JsonSchemaConstraint(schema=wanted.json_schema.schema)
+    return JsonSchemaConstraint(schema=closed(wanted.json_schema.schema))
 
 
 def of_calls(use: ToolUse, *, parallel: bool, capable: bool) -> Constraint | None:
@@ -104,7 +106,9 @@ def of_calls(use: ToolUse, *, parallel: bool, capable: bool) -> Constraint | Non
     """
     if use.mode == "none" or (use.mode == "auto" and not capable):
         return None
-    n_calls = ("*" if parallel else "?") if use.mode == "auto" else ("+" if parallel else "")
+    # A named tool is called once; otherwise the bound keeps a small model from calling for ever.
+    most = MAX_CALLS if parallel and use.mode != "named" else 1
+    n_calls = f"{{{0 if use.mode == 'auto' else 1},{most}}}"
     schema = msgspec.json.encode({**_any_call(use), "x-guidance": _CALL_SPELLING}).decode()
     text = "TEXT " if use.mode == "auto" else ""
     return LarkConstraint(grammar=_CALLS.format(text=text, n_calls=n_calls, schema=schema))
@@ -149,4 +153,39 @@ def _any_call(use: ToolUse) -> dict[str, Any]:
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:
-    return tool.function.parameters or ANY_OBJECT
+    return closed(tool.function.parameters or ANY_OBJECT)
+
+
+# Where a schema holds values under names of the user's own, and where it holds schemas.
+_NAMED: Final = ("properties", "$defs", "definitions")
+_NESTED: Final = ("items", "prefixItems", "anyOf", "oneOf")
+
+
+def closed(schema: Any) -> Any:
+    """The schema with no properties but those it names, where it leaves that open.
+
+    What fits the result fits the schema. Left open, a model may go on inventing properties until it
+    runs out of tokens. Parts of an allOf stay as they are: closed, they would exclude one another.
+    """
+    if isinstance(schema, list):
+        return [closed(s) for s in schema]
+    if not isinstance(schema, dict) or "allOf" in schema:
+        return schema
+    out = dict(schema)
+    for name in _NAMED:
+        if isinstance(out.get(name), dict):
+            out[name] = {key: closed(value) for key, value in out[name].items()}
+    for name in _NESTED:
+        if name in out:
+            out[name] = closed(out[name])
+    open_ended = {
+        "additionalProperties",
+        "patternProperties",
+        "unevaluatedProperties",
+        "$ref",
+        "anyOf",
+        "oneOf",
+    }
+    if "properties" in out and not open_ended & set(out):
+        out["additionalProperties"] = False
+    return out

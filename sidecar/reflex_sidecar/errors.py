@@ -112,7 +112,7 @@ _WORKER_KINDS: Final[dict[str, tuple[int, str]]] = {
 }
 
 
-def from_worker(error: Exception) -> ApiError:
+def from_worker(error: Exception, n_ctx: int = 0) -> ApiError:
     """The answer to a request that the worker, or the protocol library, has refused or lost."""
     if isinstance(error, ApiError):
         return error
@@ -120,6 +120,9 @@ def from_worker(error: Exception) -> ApiError:
         return bad_request(str(error.args[0]))
     if isinstance(error, WorkerError):
         message = error.answer.error
+        if error.kind == "context_overflow":
+            # The words by which clients (litellm, LangChain) tell this error from others.
+            message = f"This model's maximum context length is {n_ctx} tokens: {message}"
         status, code = _WORKER_KINDS.get(error.kind, (500, error.kind))
         headers = {"retry-after": "1"} if status == 503 else {}
         return ApiError(status, message, code=code, headers=headers)

@@ -113,7 +113,7 @@ class Job:
         try:
             return self._pipe.send(message)
         except _WORKER_ERRORS as e:
-            raise from_worker(e) from None
+            raise from_worker(e, self._services.facts.n_ctx) from None
 
     async def _next(self, answer: Answer) -> WorkerMessage | None:
         left = self._left()
@@ -122,7 +122,7 @@ class Job:
         try:
             return await answer.next(min(left, self._services.options.keep_alive_s))
         except _WORKER_ERRORS as e:
-            raise from_worker(e) from None
+            raise from_worker(e, self._services.facts.n_ctx) from None
 
     def _count(self, event: WorkerMessage) -> None:
         metrics = self._services.metrics

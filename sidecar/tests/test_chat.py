@@ -227,6 +227,28 @@ def test_results_of_tools_reach_a_template_without_tools(server: Server):
 OBJECT = {"type": "object"}
 
 
+def test_schemas_are_closed_where_that_keeps_their_meaning():
+    named = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": OBJECT}}}}
+    inner = {"type": "object", "properties": {"b": OBJECT}, "additionalProperties": False}
+    assert constraints.closed(named) == {
+        "type": "object",
+        "properties": {"a": inner},
+        "additionalProperties": False,
+    }
+    for kept in (
+        OBJECT,
+        {"allOf": [named]},
+        {**inner, "additionalProperties": True},
+        True,
+        {"type": "array"},
+    ):
+        assert constraints.closed(kept) == kept
+    # A property may be called anything, "properties" too.
+    assert constraints.closed({"properties": {"properties": {"type": "string"}}})["properties"] == {
+        "properties": {"type": "string"}
+    }
+
+
 @pytest.mark.parametrize(
     ("fields", "constraint"),
     [
@@ -235,9 +257,12 @@ OBJECT = {"type": "object"}
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": OBJECT}}},
             {"type": "json_schema", "schema": OBJECT},
         ),
-        ({"tools": [TOOL], "tool_choice": "required"}, "start: call+\n"),
-        ({"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}, "start: call\n"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "start: call+\n"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "start: call{1,16}\n"),
+        ({"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}, "start: call{1,1}\n"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "start: call{1,1}\n",
+        ),
     ],
 )
 def test_what_needs_a_constraint_is_refused_by_a_worker_without(
@@ -259,7 +284,7 @@ def test_a_call_of_the_models_choice_is_bound_where_the_worker_can(server: Serve
     assert "constraint" not in last_request(server)
     use = ToolUse("auto", (Tool(function=Function(name="f")),))
     bound = constraints.of_calls(use, parallel=True, capable=True)
-    assert isinstance(bound, LarkConstraint) and bound.grammar.startswith("start: TEXT call*\n")
+    assert isinstance(bound, LarkConstraint) and bound.grammar.startswith("start: TEXT call{0,16}\n")
     assert constraints.of_calls(use, parallel=True, capable=False) is None
 
 
@@ -379,6 +404,7 @@ def test_the_workers_errors_have_statuses(server: Server, kind: str, status: int
 def test_a_prompt_over_the_context(server: Server):
     r = server.chat("x" * 5000)
     assert r.status_code == 400 and error_of(r)["code"] == "context_length_exceeded"
+    assert error_of(r)["message"].startswith("This model's maximum context length is 4096 tokens")
 
 
 def test_unknown_paths_and_methods_have_the_same_shape(server: Server):
