@@ -8,6 +8,7 @@ server with a message and a status that is not 0.
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
@@ -112,6 +113,8 @@ class _Server:
         """One line on stderr, once, when requests are served."""
         services, started = self._services, self._started
         await services.supervisor.ready(started.options.ready_timeout_s)
+        # What was imported stays: full collections need not walk it for every few thousand tokens.
+        gc.freeze()
         zero = started.process_start
         services.launch = {
             "python": _ms(started.main_at - zero),

@@ -24,11 +24,15 @@ HERE = Path(__file__).resolve().parent
 FRANCE = "What is the capital of France?"
 
 
-def test_langchain(demo: Server):
+def chat_model(demo: Server) -> Any:
     langchain = pytest.importorskip("langchain_openai")
-    model = langchain.ChatOpenAI(
+    return langchain.ChatOpenAI(
         base_url=f"{demo.url}/v1", api_key="none", model="m", temperature=0, max_retries=0
     )
+
+
+def test_langchain(demo: Server):
+    model = chat_model(demo)
     whole = model.invoke(FRANCE)
     assert "Paris" in whole.content and whole.usage_metadata["output_tokens"] > 0
     assert "".join(c.content for c in model.stream(FRANCE)) == whole.content
@@ -36,7 +40,6 @@ def test_langchain(demo: Server):
 
 
 def test_langchain_tools_and_structured_output(demo: Server):
-    langchain = pytest.importorskip("langchain_openai")
     pydantic = pytest.importorskip("pydantic")
     pytest.importorskip("llguidance", reason="the worker's optional package")
 
@@ -45,9 +48,7 @@ def test_langchain_tools_and_structured_output(demo: Server):
 
         city: Literal["Paris", "Rome"]
 
-    model = langchain.ChatOpenAI(
-        base_url=f"{demo.url}/v1", api_key="none", model="m", temperature=0, max_retries=0
-    )
+    model = chat_model(demo)
     for method in ("json_schema", "function_calling"):
         assert model.with_structured_output(Pick, method=method).invoke(FRANCE).city in ("Paris", "Rome")
     called = model.bind_tools([Pick], tool_choice="Pick").invoke(FRANCE)
@@ -55,10 +56,7 @@ def test_langchain_tools_and_structured_output(demo: Server):
 
 
 async def test_langchain_async(demo: Server):
-    langchain = pytest.importorskip("langchain_openai")
-    model = langchain.ChatOpenAI(
-        base_url=f"{demo.url}/v1", api_key="none", model="m", temperature=0, max_retries=0
-    )
+    model = chat_model(demo)
     assert "Paris" in "".join([c.content async for c in model.astream(FRANCE)])
 
 
