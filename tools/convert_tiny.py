@@ -345,7 +345,8 @@ def write_gguf(
     """Write the file. vocabulary: "spm", or the name of a BPE pre-tokenizer."""
     w = gguf.GGUFWriter(path, arch)
     add_keys(w, arch, config, path.stem, older, mtp)
-    w.add_file_type(FILE_TYPES.get(encoded["blk.0.attn_output.weight"][1], gguf.LlamaFileType.GUESSED))
+    kind = next(k for name, (_, k) in encoded.items() if name.endswith("attn_output.weight"))
+    w.add_file_type(FILE_TYPES.get(kind, gguf.LlamaFileType.GUESSED))
     if vocabulary == "spm":
         add_spm_vocabulary(w)
     else:

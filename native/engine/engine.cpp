@@ -57,6 +57,8 @@ EngineImpl::EngineImpl(const EngineOptions& options, const std::function<void()>
   Model model = build_model(*file_);
   config_ = model.config;
   n_ctx_ = options.ctx > 0 ? std::min(options.ctx, config_.n_ctx_train) : config_.n_ctx_train;
+  recurrent_ = std::any_of(model.plan.states.begin(), model.plan.states.end(),
+                           [](const StateSpec& s) { return s.kind == StateSpec::Kind::fixed; });
   open_backend(options, std::move(model.plan));
   if (poll) poll();
   phases_.model_load = now_ms() - load_begin_;

@@ -40,6 +40,8 @@ class EngineImpl final : public Engine {
   int32_t chunk() const { return session_->program().max_rows(); }
   /// Most output rows of full logits to ask for in one pass, so that they stay a few MiB.
   int32_t max_full_outputs() const;
+  /// Whether layers carry a state from row to row: candidates then fork it, each within one pass.
+  bool recurrent() const { return recurrent_; }
   /// The tokenizer, or nullptr where the file has none that works.
   const Tokenizer* find_tokenizer() const;
   /// Error(invalid_input) naming `what` when an id lies outside the vocabulary.
@@ -56,6 +58,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<gguf::File> file_;
   Config config_;
   int32_t n_ctx_ = 0;
+  bool recurrent_ = false;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Session> session_;

@@ -1,6 +1,10 @@
 // system1: candidate continuations scored in one prefill plus one packed pass. The candidates
 // become a trie that hangs off the prompt's last row; rows with a parent each, so a prefix that
 // candidates share is computed once. Where everything fits one chunk, prompt and trie are one pass.
+//
+// Recurrent layers: each trie row forks its parent's state, which lives no longer than its pass, so a group's
+// trie is never cut. A candidate too long for one pass goes alone, as a continuation of the prompt, in as
+// many passes as it has chunks; a checkpoint at the prompt's end brings the state back.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -46,6 +50,8 @@ class ScoringImpl final : public Scoring {
   std::vector<int32_t> join(const ScoreRequest& request, const std::vector<int32_t>& prompt, size_t i) const;
   void next_group();
   void run_chunk();
+  int32_t chunk_end(int32_t begin) const;
+  bool one_pass(int32_t n_rows, size_t n_outputs) const;
   void collect(int32_t n_outputs, int32_t begin, int32_t end);
   void finish_group();
   void finish();
@@ -155,7 +161,7 @@ void ScoringImpl::next_group() {
   rows_.tokens.resize(static_cast<size_t>(n_prompt_));
   rows_.positions.resize(static_cast<size_t>(n_prompt_));
   rows_.parents.resize(static_cast<size_t>(n_prompt_));
-  session_.truncate(n_prompt_);
+  rows_.n_chain = n_prompt_;
   outputs_.clear();
   lookups_.clear();
   // The prompt's last row runs with the first group only, so it serves all groups at once.
@@ -182,9 +188,11 @@ void ScoringImpl::next_group() {
     while (before && shared < path.size() && shared + 1 < ids.size() && (*before)[shared] == ids[shared])
       ++shared;
     const size_t fresh = ids.size() - 1 - shared;
-    if (group_end_ > group_begin_ &&
-        static_cast<size_t>(rows_.size() - n_prompt_) + fresh > static_cast<size_t>(engine_.chunk()))
-      break;
+    const bool fits =
+        engine_.recurrent()
+            ? one_pass(rows_.size() - n_prompt_ + static_cast<int32_t>(fresh), outputs_.size() + fresh)
+            : static_cast<size_t>(rows_.size() - n_prompt_) + fresh <= static_cast<size_t>(engine_.chunk());
+    if (group_end_ > group_begin_ && !fits) break;
     path.resize(shared);
     std::vector<Lookup> look;
     for (size_t k = 0; k < ids.size(); ++k) {
@@ -195,6 +203,11 @@ void ScoringImpl::next_group() {
     }
     lookups_.push_back(std::move(look));
     before = &ids;
+    if (engine_.recurrent() && !fits) {  // alone, and no fork
+      rows_.n_chain = rows_.size();
+      ++group_end_;
+      break;
+    }
   }
   std::sort(outputs_.begin(), outputs_.end(),
             [](const OutputRow& a, const OutputRow& b) { return a.slot < b.slot; });
@@ -211,13 +224,15 @@ StepEvent ScoringImpl::step() {
     if (deadline_.passed())
       fail(ErrorKind::cancelled, "timeout_ms: the time ran out before every candidate was scored");
     const double t0 = now_ms();
-    run_chunk();
+    if (session_.length() < rows_.size()) run_chunk();
     if (session_.length() >= rows_.size()) {
       finish_group();
-      if (group_end_ < order_.size())
+      if (group_end_ < order_.size()) {
         next_group();
-      else
+        session_.truncate(n_prompt_);
+      } else {
         finish();
+      }
     }
     timings_.prompt_eval += now_ms() - t0;
   } else {
@@ -230,21 +245,33 @@ StepEvent ScoringImpl::step() {
   return e;
 }
 
+// Whether so many rows and outputs are no more than one pass takes.
+bool ScoringImpl::one_pass(int32_t n_rows, size_t n_outputs) const {
+  return n_rows <= engine_.chunk() &&
+         (kind_ == ScoreKind::logit_sum || n_outputs <= static_cast<size_t>(engine_.max_full_outputs()));
+}
+
+// Where the pass that begins at row `begin` ends.
+int32_t ScoringImpl::chunk_end(int32_t begin) const {
+  const bool forks = rows_.size() > rows_.n_chain, long_one = rows_.n_chain > n_prompt_;
+  int32_t end = std::min(begin + engine_.chunk(), rows_.size());
+  if (engine_.recurrent() && begin < n_prompt_ && end > n_prompt_ &&
+      (long_one || (forks && !one_pass(rows_.size() - begin, outputs_.size()))))
+    end = n_prompt_;
+  if (kind_ == ScoreKind::logit_sum) return end;
+  int32_t n = 0;  // log-softmax needs whole rows of logits: no more of them at once than fit
+  for (const OutputRow& o : outputs_) {
+    if (o.slot < begin) continue;
+    if (o.slot >= end) break;
+    if (++n > engine_.max_full_outputs()) return o.slot;
+  }
+  return end;
+}
+
 void ScoringImpl::run_chunk() {
   const bool full = kind_ != ScoreKind::logit_sum;
-  const int32_t begin = session_.length();
-  int32_t end = std::min(begin + engine_.chunk(), rows_.size());
-  if (full) {  // log-softmax needs whole rows of logits: no more of them at once than fit
-    int32_t n = 0;
-    for (const OutputRow& o : outputs_) {
-      if (o.slot < begin) continue;
-      if (o.slot >= end) break;
-      if (++n > engine_.max_full_outputs()) {
-        end = o.slot;
-        break;
-      }
-    }
-  }
+  const int32_t begin = session_.length(), end = chunk_end(begin);
+  if (engine_.recurrent() && begin == n_prompt_ && rows_.n_chain > n_prompt_) session_.checkpoint();
   const int32_t n = session_.run(rows_, end, full ? HeadMode::full : HeadMode::gather, outputs_);
   collect(n, begin, end);
 }
