@@ -65,6 +65,30 @@ void read_quarter(const typename T::Raw& raw, int lane, float* y) {
   }
 }
 
+/// The same values through the integer form.
+template <class T, int u, int p>
+void read_ints(const typename T::Raw& raw, int lane, float* y) {
+  uint32_t words[2];
+  T::template ints<u, p>(raw, words);
+  const Factors f = T::template factors<u>(raw, lane);
+  for (int i = 0; i < 8; ++i) {
+    const int byte = T::kNibbleOrder ? field_byte(i) : i % 4, word = T::kNibbleOrder ? field_half(i) : i / 4;
+    const auto q = static_cast<float>(static_cast<int8_t>(words[word] >> 8 * byte) - T::kOffset);
+    const float scale = T::kHalves && p >= 2 ? f.b : f.a;
+    y[8 * p + i] = scale * q + (T::kHasMin ? f.b : 0.0f);
+  }
+}
+
+template <class T, int u>
+void read_int_unit(const typename T::Raw& raw, int lane, float* y) {
+  if constexpr (T::kIntegers) {
+    read_ints<T, u, 0>(raw, lane, y);
+    read_ints<T, u, 1>(raw, lane, y);
+    read_ints<T, u, 2>(raw, lane, y);
+    read_ints<T, u, 3>(raw, lane, y);
+  }
+}
+
 template <class T, int u>
 void read_unit(const typename T::Raw& raw, int lane, float* y) {
   read_quarter<T, u, 0>(raw, lane, y);
@@ -95,9 +119,13 @@ float worst_error(int n_rows, int n_in) {
       for (int lane = 0; lane < 32; ++lane) {
         typename T::Raw raw;
         T::load(raw, reinterpret_cast<const uint8_t*>(aligned.data()), lane);
-        float got[64] = {};
+        float got[64] = {}, ints[64] = {};
         read_unit<T, 0>(raw, lane, got);
-        if constexpr (T::kCell == 256) read_unit<T, 1>(raw, lane, got + 32);
+        read_int_unit<T, 0>(raw, lane, ints);
+        if constexpr (T::kCell == 256) {
+          read_unit<T, 1>(raw, lane, got + 32);
+          read_int_unit<T, 1>(raw, lane, ints + 32);
+        }
         const int row = first + lane / 4;
         std::vector<float> want(static_cast<size_t>(n_cells) * T::kCell, 0.0f);
         if (row < n_rows)
@@ -108,6 +136,10 @@ float worst_error(int n_rows, int n_in) {
             const float expect = want[static_cast<size_t>(c * T::kCell + u * kUnit + lane % 4 * 32 + i)];
             const float bound = kAbsolute + kRelative * std::max(std::abs(expect), offset);
             worst = std::max(worst, std::abs(got[32 * u + i] - expect) / bound);
+            // In f32 the integer form is exact but for the order of its two roundings.
+            if (T::kIntegers)
+              worst =
+                  std::max(worst, std::abs(ints[32 * u + i] - expect) / (1e-6f + 1e-6f * std::abs(expect)));
           }
       }
     }

@@ -41,102 +41,139 @@ struct Running {
 template <int HD, int QH>
 struct Kernel {
   static constexpr int kLanes = HD / 8;  ///< that share a slot
-  static constexpr int kGroups = kThreads / kLanes;
+  static constexpr int kGroups = kThreads / kLanes, kWarps = kThreads / 32;
 
   struct Shared {
-    float heads[kThreads / 32][HD];  ///< scratch of prepare_head
-    float q[QH][HD];                 ///< times scale and log2(e)
-    float o[kGroups][HD];
-    float top[kGroups], total[kGroups];
+    float heads[kWarps][HD];  ///< scratch of prepare_head
+    float q[QH][HD];          ///< times scale and log2(e)
+    float fresh[2][HD];       ///< the new slot's key and value, as the state has them
+    float o[kWarps][QH][HD];
+    float top[kWarps][QH], total[kWarps][QH];
     bool last;
   };
+  struct Batch {
+    Chunk k[kBatch], v[kBatch];
+  };
 
-  static __device__ __forceinline__ void attend(const AttentionParams& p, int g, int begin, int end,
-                                                const Shared& s, Running<QH>& r) {
+  static __device__ __forceinline__ void load(const AttentionParams& p, int g, int base, int end, Batch& b) {
     const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, stride = p.n_kv_heads * HD;
     const auto* keys = static_cast<const __half*>(p.k) + g * HD + lane * 8;
     const auto* values = static_cast<const __half*>(p.v) + g * HD + lane * 8;
-    float q[QH][8];
 #pragma unroll
-    for (int h = 0; h < QH; ++h)
+    for (int j = 0; j < kBatch; ++j) {
+      const size_t slot = static_cast<size_t>(min(base + j * kGroups + group, end - 1));
+      b.k[j] = load_chunk(keys + slot * stride);
+      b.v[j] = load_chunk(values + slot * stride);
+    }
+  }
+
+  /// One more score, weight and value for each of kN slots; slots that are not there score -inf.
+  template <int kN>
+  static __device__ __forceinline__ void take(Running<QH>& r, int h, const float (&score)[kN],
+                                              const float (&value)[kN][8]) {
+    float top = r.top[h];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) q[h][i] = s.q[h][lane * 8 + i];
-    for (int base = begin; base < end; base += kGroups * kBatch) {
-      Chunk k[kBatch], v[kBatch];
+    for (int j = 0; j < kN; ++j) top = fmaxf(top, score[j]);
+    const float keep = top == -INFINITY ? 1.0f : exp2f(r.top[h] - top);
+    r.top[h] = top;
+    r.total[h] *= keep;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r.o[h][i] *= keep;
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      const float w = score[j] == -INFINITY ? 0.0f : exp2f(score[j] - top);
+      r.total[h] += w;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) r.o[h][i] += w * value[j][i];
+    }
+  }
+
+  static __device__ __forceinline__ float dot(const float* q, const float (&k)[8]) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += q[i] * k[i];
+    return warp_sum<kLanes>(sum);
+  }
+
+  static __device__ __forceinline__ void attend(const Batch& b, int base, int end, const Shared& s,
+                                                Running<QH>& r) {
+    const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+    float k[kBatch][8], v[kBatch][8];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) unpack(b.k[j], k[j]), unpack(b.v[j], v[j]);
+#pragma unroll
+    for (int h = 0; h < QH; ++h) {
+      float score[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        const int slot = min(base + j * kGroups + group, end - 1);
-        k[j] = load_chunk(keys + static_cast<size_t>(slot) * stride);
-        v[j] = load_chunk(values + static_cast<size_t>(slot) * stride);
+        score[j] = dot(&s.q[h][lane * 8], k[j]);
+        if (base + j * kGroups + group >= end) score[j] = -INFINITY;
       }
-#pragma unroll
-      for (int h = 0; h < QH; ++h) {
-        float score[kBatch], top = r.top[h];
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          float f[8], dot = 0;
-          unpack(k[j], f);
-#pragma unroll
-          for (int i = 0; i < 8; ++i) dot += q[h][i] * f[i];
-          dot = warp_sum<kLanes>(dot);
-          score[j] = base + j * kGroups + group < end ? dot : -INFINITY;
-          top = fmaxf(top, score[j]);
-        }
-        const float keep = top == -INFINITY ? 1.0f : exp2f(r.top[h] - top);
-        r.top[h] = top;
-        r.total[h] *= keep;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) r.o[h][i] *= keep;
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          const float w = score[j] == -INFINITY ? 0.0f : exp2f(score[j] - top);
-          r.total[h] += w;
-          float f[8];
-          unpack(v[j], f);
-#pragma unroll
-          for (int i = 0; i < 8; ++i) r.o[h][i] += w * f[i];
-        }
-      }
+      take<kBatch>(r, h, score, v);
     }
   }
 
-  /// Merges the block's groups: thread d < HD gets (top, total, o[d]) of query head h.
-  static __device__ __forceinline__ void merge(Shared& s, const Running<QH>& r, int h, float& top,
-                                               float& total, float& o) {
-    const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-    __syncthreads();
+  /// The new slot, for the block that holds it: its first warp, the lanes of one group.
+  static __device__ __forceinline__ void attend_fresh(const Shared& s, Running<QH>& r) {
+    const int lane = threadIdx.x % kLanes;
+    float k[8], v[1][8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) s.o[group][lane * 8 + i] = r.o[h][i];
-    if (lane == 0) {
-      s.top[group] = r.top[h];
-      s.total[group] = r.total[h];
-    }
-    __syncthreads();
-    top = -INFINITY;
-    total = o = 0;
-    for (int i = 0; i < kGroups; ++i) top = fmaxf(top, s.top[i]);
-    if (threadIdx.x >= HD || top == -INFINITY) return;
-    for (int i = 0; i < kGroups; ++i) {
-      const float w = s.top[i] == -INFINITY ? 0.0f : exp2f(s.top[i] - top);
-      total += w * s.total[i];
-      o += w * s.o[i][threadIdx.x];
+    for (int i = 0; i < 8; ++i) k[i] = s.fresh[0][lane * 8 + i], v[0][i] = s.fresh[1][lane * 8 + i];
+#pragma unroll
+    for (int h = 0; h < QH; ++h) {
+      const float all = dot(&s.q[h][lane * 8], k);
+      const float score[1] = {threadIdx.x < kLanes ? all : -INFINITY};
+      take<1>(r, h, score, v);
     }
   }
 
-  static __device__ __forceinline__ void prepare(const AttentionParams& p, int g, int position, int slot,
-                                                 bool stores, Shared& s) {
-    // The block that holds the new slot stores it; every block needs the queries.
+  /// The row's own heads: queries to shared memory in every block, key and value to the state in the
+  /// block that `stores`.
+  static __device__ __forceinline__ void prepare(const AttentionParams& p, int g, int slot, bool stores,
+                                                 Shared& s) {
     const int warp = threadIdx.x / 32, n_work = QH + (stores ? 2 : 0);
-    for (int w = warp; w < n_work; w += kThreads / 32) {
+    for (int w = warp; w < n_work; w += kWarps) {
       float* head = s.heads[warp];
       const HeadItem& item = w < QH ? p.q_item : w == QH ? p.k_item : p.v_item;
       const int h = w < QH ? g * QH + w : g;
-      prepare_head(item, item.x + static_cast<size_t>(h) * HD, position, head);
-      if (w < QH)
-        for (int i = threadIdx.x % 32; i < HD; i += 32) s.q[w][i] = head[i] * (p.scale * kLog2E);
-      else
-        store_state(item, slot, h, head);
+      prepare_head(item, item.x + static_cast<size_t>(h) * HD, rotation_of(item, 0), head);
+      for (int i = threadIdx.x % 32; i < HD; i += 32) {
+        if (w < QH)
+          s.q[w][i] = head[i] * (p.scale * kLog2E);
+        else
+          s.fresh[w - QH][i] = __half2float(__float2half_rn(head[i]));
+      }
+      if (w >= QH) store_state(item, slot, h, head);
       __syncwarp();
+    }
+    __syncthreads();
+  }
+
+  /// Groups of a warp by shuffles, warps through shared memory.
+  static __device__ __forceinline__ void merge_warps(Running<QH>& r, Shared& s) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int h = 0; h < QH; ++h) {
+#pragma unroll
+      for (int m = kLanes; m < 32; m *= 2) {
+        const float other = __shfl_xor_sync(kFull, r.top[h], m), top = fmaxf(r.top[h], other);
+        const float keep = r.top[h] == -INFINITY ? 0.0f : exp2f(r.top[h] - top);
+        r.top[h] = top;
+        r.total[h] *= keep;
+        r.total[h] += __shfl_xor_sync(kFull, r.total[h], m);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          r.o[h][i] *= keep;
+          r.o[h][i] += __shfl_xor_sync(kFull, r.o[h][i], m);
+        }
+      }
+      if (lane < kLanes)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s.o[warp][h][lane * 8 + i] = r.o[h][i];
+      if (lane == 0) {
+        s.top[warp][h] = r.top[h];
+        s.total[warp][h] = r.total[h];
+      }
     }
     __syncthreads();
   }
@@ -145,13 +182,18 @@ struct Kernel {
     extern __shared__ __align__(16) uint8_t raw[];
     auto& s = *reinterpret_cast<Shared*>(raw);
     let_next_start();
-    wait_for_inputs();
+    // begin_pass has ended before any later kernel starts, and slots of earlier passes are at rest.
     const int g = blockIdx.x, split = blockIdx.y, slot = p.pass.header->first_slot, n = slot + 1;
     const int even = (n + gridDim.y - 1) / gridDim.y;
     const int per_split = max(kMinPerSplit, (even + kGroups - 1) / kGroups * kGroups);
     const int n_splits = (n + per_split - 1) / per_split, begin = split * per_split;
+    const bool stores = split == n_splits - 1;
+    const int end = min(slot, begin + per_split);  // of the slots before the new one
+    Batch batch;
+    if (begin < end) load(p, g, begin, end, batch);
+    wait_for_inputs();
     if (split >= n_splits) return;
-    prepare(p, g, p.pass.positions[0], slot, split == n_splits - 1, s);
+    prepare(p, g, slot, stores, s);
 
     Running<QH> r;
 #pragma unroll
@@ -161,20 +203,28 @@ struct Kernel {
 #pragma unroll
       for (int i = 0; i < 8; ++i) r.o[h][i] = 0;
     }
-    attend(p, g, begin, min(n, begin + per_split), s, r);
-
-    const int d = threadIdx.x;
-#pragma unroll
-    for (int h = 0; h < QH; ++h) {
-      float top, total, o;
-      merge(s, r, h, top, total, o);
+    for (int base = begin; base < end; base += kGroups * kBatch) {
+      attend(batch, base, end, s, r);
+      if (base + kGroups * kBatch < end) load(p, g, base + kGroups * kBatch, end, batch);
+    }
+    if (stores && threadIdx.x < 32) attend_fresh(s, r);
+    merge_warps(r, s);
+    for (int i = threadIdx.x; i < QH * HD; i += kThreads) {
+      const int h = i / HD, d = i % HD;
+      float top = -INFINITY, total = 0, o = 0;
+      for (int w = 0; w < kWarps; ++w) top = fmaxf(top, s.top[w][h]);
+      for (int w = 0; w < kWarps; ++w) {
+        const float weight = s.top[w][h] == -INFINITY ? 0.0f : exp2f(s.top[w][h] - top);
+        total += weight * s.total[w][h];
+        o += weight * s.o[w][h][d];
+      }
       const size_t head = static_cast<size_t>(g) * QH + h;
       if (n_splits == 1) {
-        if (d < HD) p.out[head * HD + d] = o / total;
+        p.out[head * HD + d] = o / total;
         continue;
       }
       float* partial = p.partial + (head * kMaxSplits + split) * (HD + 2);
-      if (d < HD) partial[d] = o;
+      partial[d] = o;
       if (d == 0) {
         partial[HD] = top;
         partial[HD + 1] = total;

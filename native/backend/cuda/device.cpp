@@ -97,7 +97,7 @@ void Device::launch_raw(CUfunction f, Grid grid, uint32_t threads, uint32_t shar
   CUlaunchConfig config{};
   config.gridDimX = grid.x;
   config.gridDimY = grid.y;
-  config.gridDimZ = 1;
+  config.gridDimZ = grid.z;
   config.blockDimX = threads;
   config.blockDimY = config.blockDimZ = 1;
   config.sharedMemBytes = shared;

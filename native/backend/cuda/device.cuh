@@ -98,6 +98,34 @@ __device__ __forceinline__ float block_sum(float v, float* scratch) {
   return all;
 }
 
+/// The larger; on a tie the lower id; NaN never wins.
+__device__ __forceinline__ Best better(Best a, Best b) {
+  if (b.id < 0) return a;
+  if (a.id < 0 || b.value > a.value || (b.value == a.value && b.id < a.id)) return b;
+  return a;
+}
+
+__device__ __forceinline__ Best consider(Best best, float value, int id) {
+  return value > -INFINITY ? better(best, {value, id}) : best;
+}
+
+__device__ __forceinline__ Best warp_best(Best b) {
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2)
+    b = better(b, {__shfl_xor_sync(kFull, b.value, m), __shfl_xor_sync(kFull, b.id, m)});
+  return b;
+}
+
+/// The block's best, in thread 0 alone.
+__device__ __forceinline__ Best block_best(Best b, Best* scratch) {
+  b = warp_best(b);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = b;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (int i = 1; i < static_cast<int>(blockDim.x) / 32; ++i) b = better(b, scratch[i]);
+  return b;
+}
+
 /// x as f16 activation: scaled, and kept finite where x is.
 __device__ __forceinline__ h2 activation_pair(float a, float b) {
   constexpr float kMax = 65504.0f;

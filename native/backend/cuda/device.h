@@ -13,7 +13,7 @@
 namespace reflex::cuda {
 
 struct Grid {
-  uint32_t x = 1, y = 1;
+  uint32_t x = 1, y = 1, z = 1;
 };
 
 class Device {

@@ -22,6 +22,17 @@ extern "C" __global__ void __launch_bounds__(256) begin_pass(const __grid_consta
       to[i] = v;
     }
   }
+  for (int k = 0; k < p.n_ropes; ++k) {
+    const BeginParams::Rope& rope = p.rope[k];
+    for (uint32_t i = first; i < static_cast<uint32_t>(p.n_rows * rope.half); i += stride) {
+      const auto position =
+          static_cast<float>(*static_cast<const volatile int32_t*>(p.positions + i / rope.half));
+      float sine, cosine;
+      sincosf(position * rope.inv_freq[i % rope.half], &sine, &cosine);
+      rope.out[2 * i] = cosine * rope.magnitude;
+      rope.out[2 * i + 1] = sine * rope.magnitude;
+    }
+  }
 }
 
 /// out[o] = x[outputs[o]]                               x (R, width); out (O, width)

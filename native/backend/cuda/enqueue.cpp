@@ -54,9 +54,18 @@ void CudaProgram::step(const EmbedStep& s) {
   p.from[1] = now_.slot->memory.at(static_cast<size_t>(now_.block_quads) * 16);
   p.to[1] = value(s.out);
   p.n_quads[1] = static_cast<uint32_t>((static_cast<size_t>(now_.n_rows) * row_bytes + 15) / 16);
-  const uint32_t most = std::max(p.n_quads[0], p.n_quads[1]);
+  p.positions = now_.slot->memory.at<int32_t>(now_.block_at[0]);
+  p.n_rows = now_.n_rows;
+  uint32_t most = std::max(p.n_quads[0], p.n_quads[1]);
+  for (size_t i = 0; i < plan_.ropes.size(); ++i) {
+    const RopeSpec& rope = plan_.ropes[i];
+    p.rope[p.n_ropes++] = {inv_freq_[i].at<float>(), rotations_[i].at<float>(), rope.magnitude,
+                           rope.n_rot / 2};
+    most = std::max(most, static_cast<uint32_t>(now_.n_rows * (rope.n_rot / 2)));
+  }
   launcher_->order_next();
   launcher_->launch("embed", "begin_pass", {std::min(kBeginBlocks, blocks_for(most)), 1}, kThreads, 0, p);
+  launcher_->order_next();  // what it leaves may then be read by any later kernel ahead of its wait
   if (now_.replayed) return;
   if (first_kernel_at_ == 0) first_kernel_at_ = now_ms();
   device_->cu.check(device_->cu.cuEventRecord(now_.slot->read, stream_), "a pass");
@@ -94,10 +103,9 @@ HeadItem CudaProgram::head_item(const HeadSpec& spec, int32_t head_dim) const {
   item.on_outputs = steps_.values[static_cast<size_t>(spec.in)].rows == Rows::outputs;
   if (spec.rope == kNone) return item;
   const RopeSpec& rope = plan_.ropes[static_cast<size_t>(spec.rope)];
-  item.inv_freq = inv_freq_[static_cast<size_t>(spec.rope)].at<float>();
+  item.rotation = rotations_[static_cast<size_t>(spec.rope)].at<float>();
   item.n_rot = rope.n_rot;
   item.adjacent = rope.pairing == RopeSpec::Pairing::adjacent;
-  item.magnitude = rope.magnitude;
   return item;
 }
 
@@ -210,6 +218,9 @@ void CudaProgram::step(const HeadStep& s) {
   }
   loader_->require(residence_.matrix(s.weight).group, stream_);
   const Product part = product(s.weight, s.bias, logits_.at<float>(), nullptr);
+  // A single row's product finds its best output as it goes.
+  const bool found = now_.n_out == 1 && !options_.exact && part.at->tiled;
+  if (found) launcher_->set_best(best_partial_.at<Best>());
   launcher_->products({value<void>(s.in), false, now_.n_out, width, norming(s.norm)}, {&part, 1}, nullptr,
                       false);
 
@@ -217,14 +228,15 @@ void CudaProgram::step(const HeadStep& s) {
   best.logits = logits_.at<float>();
   best.n_vocab = static_cast<int32_t>(part.weight->n_out());
   best.n_out = now_.n_out;
+  best.n_partial = found ? static_cast<int32_t>(launcher_->one_row_blocks(*part.at)) : kScanBlocks;
   best.partial = best_partial_.at<Best>();
-  best.tickets = best_tickets_.at<uint32_t>(sizeof(uint32_t));
-  best.rows_done = best_tickets_.at<uint32_t>();
   best.out = results_.at<Best>(kResultsBest);
   best.done = results_.at<uint32_t>(kResultsDone);
   best.header = block_.at<PassHeader>();
-  launcher_->launch("sample", "best_logit", {kScanBlocks, static_cast<uint32_t>(now_.n_out)}, kScanThreads, 0,
-                    best);
+  if (!found)
+    launcher_->launch("sample", "best_of_blocks", {kScanBlocks, static_cast<uint32_t>(now_.n_out)},
+                      kScanThreads, 0, best);
+  launcher_->launch("sample", "best_of_rows", {1, 1}, kScanThreads, 0, best);
 }
 
 }  // namespace reflex::cuda

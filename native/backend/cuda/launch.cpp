@@ -1,6 +1,7 @@
 #include "backend/cuda/launch.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda/tile.h"
 
@@ -8,13 +9,16 @@ namespace reflex::cuda {
 
 namespace {
 
-constexpr int32_t kFewRows = 64;  // beyond, arithmetic bounds a product and not the weights' bytes
-constexpr int32_t kRawRows = 4;   // beyond, a type without tiles is decoded to F16 tiles once
+constexpr int32_t kRawRows = 4;  // beyond, a type without tiles is decoded to F16 tiles once
 constexpr size_t kF16Scratch = size_t{64} << 20;
 constexpr uint32_t kElementThreads = 256;
-constexpr int kMaxSplit = 16;
+constexpr int32_t kWorkspaceBlocks = 300;  // that share sums, at most: a little more than the SMs of any card
 // What merging a tile's split sums costs, in cells.
 constexpr double kMergeCost = 0.4;
+// In units of 128 values: what a block of several rows costs beside its sum, and what sharing one
+// adds; a finer split must be that much better.
+constexpr double kBlockCost = 3.0, kSplitCost = 4.0, kWorthwhile = 0.97;
+constexpr uint32_t kStaticShared = 64;  // of the kernel beside its ring
 
 /// The kernel of two types, where there is one.
 bool has_pair_kernel(GgmlType a, GgmlType b) {
@@ -22,14 +26,6 @@ bool has_pair_kernel(GgmlType a, GgmlType b) {
   if (a == GgmlType::x && b == GgmlType::y) return true;
   REFLEX_TILED_PAIRS(REFLEX_PAIR)
 #undef REFLEX_PAIR
-  return false;
-}
-
-bool has_many_kernel(GgmlType type) {
-#define REFLEX_MANY(x) \
-  if (type == GgmlType::x) return true;
-  REFLEX_TILED_MANY(REFLEX_MANY)
-#undef REFLEX_MANY
   return false;
 }
 
@@ -68,16 +64,21 @@ Launcher::Launcher(Device& device, CUstream stream, bool exact, int32_t max_rows
         DeviceBuffer(device, rows * static_cast<size_t>(units(widest)) * kUnit * 2, "activations", true);
   if (exact || untiled)
     normed_ = DeviceBuffer(device, rows * static_cast<size_t>(widest) * sizeof(float), "activations");
+  if (!exact) {
+    // The largest block's sums: 8 mtiles of 16 rows by 8 warps of 4 tiles of 8.
+    workspace_ = DeviceBuffer(device, size_t{kWorkspaceBlocks} * 8 * 4 * 4 * kMatmulThreads * sizeof(float),
+                              "split products");
+    matmul_tickets_ = DeviceBuffer(device, kWorkspaceBlocks * sizeof(uint32_t), "split products", true);
+  }
   if (!exact && untiled) f16_tiles_ = DeviceBuffer(device, kF16Scratch, "decoded weights");
 }
 
 // Workers (split warps each) take tiles in turn, so the last round should be full; a split sum costs
 // a merge per tile.
-Launcher::Share Launcher::share_tiles(int32_t items, int32_t cells, uint32_t warps, int32_t max_split) const {
+Launcher::Share Launcher::share_tiles(int32_t items, int32_t cells, uint32_t warps) const {
   Share best{1, 1};
   double best_cost = 1e30;
-  for (int32_t split = 1; split <= std::min<int32_t>(max_split, static_cast<int32_t>(warps)); split *= 2) {
-    if (split > cells) break;
+  for (int32_t split = 1; split <= static_cast<int32_t>(warps) && split <= cells; split *= 2) {
     const auto per_block = static_cast<int32_t>(warps) / split;
     const auto blocks =
         static_cast<uint32_t>(std::min<int64_t>(device_.sm_count(), ceil_div(items, per_block)));
@@ -86,6 +87,10 @@ Launcher::Share Launcher::share_tiles(int32_t items, int32_t cells, uint32_t war
     if (cost < best_cost) best_cost = cost, best = {blocks, split};
   }
   return best;
+}
+
+uint32_t Launcher::one_row_blocks(const DeviceWeight& w) const {
+  return share_tiles(w.n_tiles, w.n_cells, kMatvecThreads / 32).blocks;
 }
 
 void Launcher::fill_part(TiledPart& part, const Product& p, int32_t first_tile) {
@@ -104,7 +109,7 @@ void Launcher::fill_part(TiledPart& part, const Product& p, int32_t first_tile) 
 }
 
 void Launcher::norm(const float* x, float* out, const Norming& n, int32_t n_groups, int32_t group) {
-  launch("norm", "rms_norm", {static_cast<uint32_t>(n_groups), 1}, kElementThreads, 0,
+  launch("norm", "rms_norm", {static_cast<uint32_t>(n_groups)}, kElementThreads, 0,
          NormParams{x, n.weight, out, n.eps, n_groups, group});
 }
 
@@ -116,7 +121,7 @@ const float* Launcher::normed_rows(const Input& in) {
 
 const void* Launcher::to_fragments(const Input& in) {
   if (in.fragments) return in.x;
-  launch("norm", "rows_to_fragments", {static_cast<uint32_t>(in.rows), 1}, kElementThreads, 0,
+  launch("norm", "rows_to_fragments", {static_cast<uint32_t>(in.rows)}, kElementThreads, 0,
          FragmentParams{static_cast<const float*>(in.x), in.norm.weight, fragments_.at(), in.norm.eps,
                         in.rows, in.width, units(in.width)});
   return fragments_.at();
@@ -171,16 +176,25 @@ void Launcher::tiled(const Input& in, const void* fragments, std::span<const Pro
 }
 
 void Launcher::one_row(const Input& in, std::span<const Product> parts, void* swiglu) {
-  constexpr uint32_t kThreads = kMatvecThreads, kWarps = kThreads / 32;
+  constexpr uint32_t kWarps = kMatvecThreads / 32;
+  const GgmlType first = parts[0].weight->type;
+  GgmlType second = first;
   MatvecParams p{};
-  int32_t tiles = 0, cells = INT32_MAX;
-  for (const Product& part : parts) {
-    fill_part(p.part[p.n_parts++], part, swiglu ? 0 : tiles);
-    tiles += part.at->n_tiles;
-    cells = std::min(cells, part.at->n_cells);
+  int n = 0;
+  int32_t tiles = 0;
+  for (TiledPart& part : p.part) part.first_tile = INT32_MAX;
+  for (const bool is_first : {true, false}) {  // the kernel takes all of one type, then all of the other
+    for (const Product& part : parts) {
+      if ((part.weight->type == first) != is_first) continue;
+      if (!is_first) second = part.weight->type;
+      fill_part(p.part[n++], part, swiglu ? 0 : tiles);
+      tiles += part.at->n_tiles;
+    }
+    if (is_first) p.end_a = tiles;
   }
-  if (swiglu) {
-    tiles = p.part[0].end_tile;
+  p.end_b = tiles;
+  if (swiglu) {  // gate and up are read side by side
+    tiles = p.end_a = p.end_b = p.part[0].end_tile;
     p.part[0].out = static_cast<float*>(swiglu);
     p.epilogue = Epilogue::swiglu;
   }
@@ -188,22 +202,22 @@ void Launcher::one_row(const Input& in, std::span<const Product> parts, void* sw
   p.norm_weight = in.norm.weight;
   p.norm_eps = in.norm.eps;
   p.width = in.width;
-  // A cell of 256 values may reach one unit beyond the width's own.
-  const TileGeometry& tile = *tile_geometry(parts[0].weight->type);
-  p.n_units = units(in.width);
-  if (tile.cell_values > kUnit) p.n_units = (p.n_units + 1) / 2 * 2;
-  const Share share = share_tiles(tiles, cells, kWarps, kMaxSplit);
-  p.split = share.split;
-  std::string name = format("matvec_%s", type_name(parts[0].weight->type));
-  for (const Product& part : parts)
-    if (part.weight->type != parts[0].weight->type) {
-      name += format("_%s", type_name(part.weight->type));
-      break;
-    }
-  const uint32_t shared = static_cast<uint32_t>(p.n_units) * kUnit * 2 + 2 * 2 * kWarps * 8 * sizeof(float);
-  launch("matvec", name, {share.blocks, 1}, kThreads, shared, p);
+  p.n_cells = parts[0].at->n_cells;
+  const TileGeometry& tile = *tile_geometry(first);
+  p.n_units = p.n_cells * (tile.cell_values / kUnit);
+  const Share share = share_tiles(tiles, swiglu ? 2 * p.n_cells : p.n_cells, kWarps);
+  p.split = std::min(share.split, p.n_cells);
+  p.n_workers = static_cast<int32_t>(share.blocks * kWarps) / p.split;
+  p.begin_b = p.end_a / p.n_workers * p.n_workers;
+  p.best = std::exchange(best_, nullptr);
+  std::string name = format("matvec_%s", type_name(first));
+  if (second != first) name += format("_%s", type_name(second));
+  const uint32_t shared =
+      static_cast<uint32_t>(p.n_units) * kMatvecUnitBytes + 2 * 2 * kWarps * kTileRows * sizeof(float);
+  launch("matvec", name, {share.blocks}, kMatvecThreads, shared, p);
 }
 
+// 16 mt rows a block; where that leaves multiprocessors idle, blocks share a sum.
 void Launcher::rows(const Input& in, const void* fragments, std::span<const Product> parts, void* swiglu,
                     bool swiglu_fragments) {
   MatmulParams p{};
@@ -219,74 +233,37 @@ void Launcher::rows(const Input& in, const void* fragments, std::span<const Prod
     p.out_f16 = swiglu_fragments ? swiglu : nullptr;
     p.out_units = units(p.part[0].n_out);
   }
+  const TileGeometry& tile = *tile_geometry(parts[0].weight->type);
+  const int32_t cells = parts[0].at->n_cells;
   p.x = fragments;
   p.n_rows = in.rows;
-  p.n_units = units(in.width);
-  const GgmlType type = parts[0].weight->type;
-  if (in.rows <= kFewRows)
-    few_rows(p, type);
-  else if (has_many_kernel(type))
-    many_rows(p, type);
-  else  // in two or more goes, each of as many rows as the other kernel takes
-    for (int32_t first = 0; first < in.rows; first += kFewRows) {
-      MatmulParams q = p;
-      q.n_rows = std::min(kFewRows, in.rows - first);
-      q.x = static_cast<const char*>(fragments) +
-            static_cast<size_t>(first) * static_cast<size_t>(p.n_units) * kUnit * 2;
-      for (int i = 0; i < q.n_parts; ++i) {
-        TiledPart& part = q.part[i];
-        part.out += static_cast<size_t>(first) * static_cast<size_t>(part.stride);
-        if (part.residual) part.residual += static_cast<size_t>(first) * static_cast<size_t>(part.stride);
-      }
-      if (q.out_f16)
-        q.out_f16 = static_cast<char*>(q.out_f16) +
-                    static_cast<size_t>(first) * static_cast<size_t>(q.out_units) * kUnit * 2;
-      few_rows(q, type);
-    }
-}
+  p.n_units = cells * (tile.cell_values / kUnit);
 
-void Launcher::few_rows(MatmulParams p, GgmlType type) {
-  const int m = p.n_rows <= 16 ? 1 : p.n_rows <= 32 ? 2 : 4;
-  const auto threads = static_cast<uint32_t>(few_threads(m));
-  int32_t tiles = 0, cells = INT32_MAX;
-  for (int i = 0; i < p.n_parts; ++i) {
-    tiles = std::max(tiles, p.part[i].end_tile);
-    cells = std::min(cells, p.part[i].n_cells);
-  }
-  const Share share = share_tiles(tiles, cells, threads / 32, kMaxSplit);
-  p.split = share.split;
-  const int sets = p.epilogue == Epilogue::swiglu ? 2 : 1;
-  const uint32_t shared = p.split == 1 ? 0 : threads * static_cast<uint32_t>(sets * m * 4) * sizeof(float);
-  launch("matmul_few", format("matmul_few_%d_%s", m, type_name(type)), {share.blocks, 1}, threads, shared, p);
-}
-
-void Launcher::many_rows(MatmulParams p, GgmlType type) {
-  // 16 mt rows by 64 nt outputs a block; small blocks keep less of the tensor cores busy.
-  struct Shape {
-    int32_t mt, nt;
-    double efficiency;
-  };
-  static constexpr Shape kShapes[] = {{8, 4, 1.0}, {4, 2, 0.7}, {4, 1, 0.5}};
-  const bool pair = p.epilogue == Epilogue::swiglu;
-  const Shape* best = nullptr;
-  Grid best_grid;
+  int32_t mt = in.rows <= 16 ? 1 : in.rows <= 32 ? 2 : in.rows <= 64 ? 4 : 8;
+  const auto ring = [](int32_t m) { return static_cast<uint32_t>(matmul_stages(m) * m) * kSteps * 32 * 16; };
+  while (ring(mt) + kStaticShared > device_.max_shared()) mt /= 2;
+  const int32_t per_warp = matmul_tiles(mt) / (swiglu ? 2 : 1), warps = kMatmulThreads / 32;
+  int64_t groups = 0;
+  for (int i = 0; i < (swiglu ? 1 : p.n_parts); ++i)
+    groups += ceil_div(p.part[i].end_tile - p.part[i].first_tile, int64_t{per_warp} * warps);
+  const int64_t row_blocks = ceil_div(in.rows, 16 * mt), blocks = row_blocks * groups;
+  // As few splits as fill the card's last round well; a split should be worth its merge.
+  int64_t splits = 1;
   double best_cost = 1e30;
-  for (const Shape& s : kShapes) {
-    if (pair && s.nt < 2) continue;
-    const int64_t per_group = 8 * (pair ? s.nt / 2 : s.nt);
-    int64_t groups = 0;
-    for (int i = 0; i < (pair ? 1 : p.n_parts); ++i)
-      groups += ceil_div(p.part[i].end_tile - p.part[i].first_tile, per_group);
-    const Grid grid{static_cast<uint32_t>(ceil_div(p.n_rows, 16 * s.mt)), static_cast<uint32_t>(groups)};
-    const double cost =
-        static_cast<double>(ceil_div(static_cast<int64_t>(grid.x) * groups, device_.sm_count())) * s.mt *
-        s.nt / s.efficiency;
-    if (cost < best_cost) best_cost = cost, best = &s, best_grid = grid;
+  for (int64_t s = 1; s <= cells && s * blocks <= kWorkspaceBlocks; ++s) {
+    const int64_t each = ceil_div(cells, s), n = ceil_div(cells, each);
+    const auto rounds = static_cast<double>(ceil_div(blocks * n, device_.sm_count()));
+    const double cost = rounds * (static_cast<double>(each) * tile.cell_values / kUnit + kBlockCost +
+                                  (n > 1 ? kSplitCost : 0));
+    if (cost < best_cost * kWorthwhile) best_cost = cost, splits = s;
   }
-  const uint32_t stage = static_cast<uint32_t>(best->mt) * kSteps * 32 * 16;
-  p.stages = 3 * stage <= device_.max_shared() ? 3 : 2;
-  launch("matmul_many", format("matmul_many_%dx%d_%s", best->mt, best->nt, type_name(type)), best_grid,
-         kManyThreads, static_cast<uint32_t>(p.stages) * stage, p);
+  p.cells_per_split = static_cast<int32_t>(ceil_div(cells, splits));
+  splits = ceil_div(cells, p.cells_per_split);
+  p.workspace = workspace_.at<float>();
+  p.tickets = matmul_tickets_.at<uint32_t>();
+  launch("matmul", format("matmul_%d_%s", mt, type_name(parts[0].weight->type)),
+         {static_cast<uint32_t>(row_blocks), static_cast<uint32_t>(groups), static_cast<uint32_t>(splits)},
+         kMatmulThreads, ring(mt), p);
 }
 
 void Launcher::raw(const Input& in, const Product& part) {
@@ -324,7 +301,7 @@ void Launcher::raw_as_f16(const Input& in, const Product& part) {
     some.type = GgmlType::F16;
     some.ne[1] = std::min(per_go, w.n_out() - first);
     tiles.n_tiles = static_cast<int32_t>(ceil_div(some.ne[1], kTileRows));
-    launch("repack", "raw_to_f16", {static_cast<uint32_t>(tiles.n_tiles), 1}, 256, 0,
+    launch("repack", "raw_to_f16", {static_cast<uint32_t>(tiles.n_tiles)}, 256, 0,
            repack_params(reinterpret_cast<const uint8_t*>(part.at->at) + static_cast<size_t>(first) * stride,
                          w, f16_tiles_.at<uint8_t>(), static_cast<int32_t>(some.ne[1])));
     Product p = part;

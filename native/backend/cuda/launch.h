@@ -50,12 +50,17 @@ class Launcher {
   /// Each part's product; with `swiglu` the two parts' silu(a) * b goes to it instead, as fragments
   /// where so asked, and the parts' own `out` may be used as scratch.
   void products(const Input& in, std::span<const Product> parts, void* swiglu, bool swiglu_fragments);
+  /// Blocks of a one-row product with a weight of tiles: as many leave their best output at `best`.
+  uint32_t one_row_blocks(const DeviceWeight& w) const;
+  void set_best(Best* best) { best_ = best; }  ///< for the next one-row product
   void norm(const float* x, float* out, const Norming& n, int32_t n_groups, int32_t group);
   void attention(AttentionParams p, bool f32_states, bool one_row);
 
   /// Whether products of `rows` rows with this weight read and write fragments.
   bool uses_fragments(const DeviceWeight& w, int32_t rows) const { return !exact_ && w.tiled && rows > 1; }
-  size_t scratch_bytes() const { return fragments_.bytes() + normed_.bytes() + f16_tiles_.bytes(); }
+  size_t scratch_bytes() const {
+    return fragments_.bytes() + normed_.bytes() + f16_tiles_.bytes() + workspace_.bytes();
+  }
   static int32_t padded_rows(int32_t rows) { return (rows + 127) / 128 * 128; }
   static int32_t units(int32_t width) { return (width + kUnitValues - 1) / kUnitValues; }
 
@@ -65,14 +70,12 @@ class Launcher {
     uint32_t blocks;
     int32_t split;
   };
-  Share share_tiles(int32_t items, int32_t cells, uint32_t warps, int32_t max_split) const;
+  Share share_tiles(int32_t items, int32_t cells, uint32_t warps) const;
   void tiled(const Input& in, const void* fragments, std::span<const Product> parts, void* swiglu,
              bool swiglu_fragments);
   void one_row(const Input& in, std::span<const Product> parts, void* swiglu);
   void rows(const Input& in, const void* fragments, std::span<const Product> parts, void* swiglu,
             bool swiglu_fragments);
-  void few_rows(MatmulParams p, GgmlType type);
-  void many_rows(MatmulParams p, GgmlType type);
   void raw(const Input& in, const Product& part);
   void raw_as_f16(const Input& in, const Product& part);
   const void* to_fragments(const Input& in);
@@ -83,7 +86,8 @@ class Launcher {
   CUstream stream_;
   const bool exact_;
   bool overlap_ = false, first_ = true;
-  DeviceBuffer fragments_, normed_, f16_tiles_;
+  Best* best_ = nullptr;
+  DeviceBuffer fragments_, normed_, f16_tiles_, workspace_, matmul_tickets_;
 };
 
 }  // namespace reflex::cuda

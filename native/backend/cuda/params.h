@@ -6,10 +6,9 @@
 namespace reflex::cuda {
 
 inline constexpr int kMaxParts = 3;  ///< matrices of one input in one launch (q, k, v)
-inline constexpr int kMatvecThreads = 512;
-/// Sums of 64 rows need the registers of twice the threads.
-inline constexpr int few_threads(int m) { return m >= 4 ? 256 : 512; }
-inline constexpr int kManyThreads = 256;
+inline constexpr int kMatvecThreads = 256;
+inline constexpr uint32_t kMatvecUnitBytes = 320;  ///< of shared memory, at most, per 128 values of x
+inline constexpr int kMatmulThreads = 256;
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kMaxSplits = 16;  ///< of a sequence, in attention for one row
 
@@ -32,11 +31,22 @@ struct PassArrays {
   const uint32_t* mask;      ///< (R, mask_words)
 };
 
-/// begin_pass: copies a pass block and the rows' embeddings from pinned memory, in 16-byte words.
+inline constexpr int kMaxRopes = 4;
+
+/// begin_pass: copies a pass block and the rows' embeddings from pinned memory, in 16-byte words, and
+/// works out the rows' rotations: (cos, sin) of position * inv_freq[i], times the magnitude.
 struct BeginParams {
   const void* from[2];
   void* to[2];
   uint32_t n_quads[2];
+  const int32_t* positions;  ///< (R), pinned
+  int32_t n_rows, n_ropes;
+  struct Rope {
+    const float* inv_freq;  ///< (half)
+    float* out;             ///< (R, half, 2)
+    float magnitude;
+    int32_t half;
+  } rope[kMaxRopes];
 };
 
 /// repack, raw_to_f16: `n_rows` raw rows, a multiple of 8 unless they are the matrix's last, to
@@ -69,19 +79,27 @@ enum class Epilogue : int32_t {
   swiglu,  ///< parts 0 and 1 are gate and up: part 0's out = silu(gate) * up
 };
 
-/// matvec: y = W norm(x) for one row.
+struct Best {
+  float value;
+  int32_t id;  ///< -1: nothing but NaN and -inf
+};
+
+/// matvec: y = W norm(x) for one row. Parts that are not there begin at INT32_MAX.
 struct MatvecParams {
   TiledPart part[kMaxParts];
-  int32_t n_parts;
   Epilogue epilogue;
   const float* x;            ///< (width)
   const float* norm_weight;  ///< (width) or null: x as it is
   float norm_eps;
-  int32_t width, n_units;
-  int32_t split;  ///< warps that share a tile's cells, a power of two
+  int32_t width, n_units, n_cells;
+  int32_t split;           ///< warps that share a tile's cells, a power of two
+  int32_t n_workers;       ///< groups of so many warps in the grid; each takes every n_workers-th tile
+  int32_t end_a;           ///< tiles below are of the first type
+  int32_t begin_b, end_b;  ///< end_a rounded down to n_workers; end of the second type's tiles
+  Best* best;              ///< (blocks) the best output of each, or null
 };
 
-/// matmul_few_<m>: up to 16 m rows; matmul_many: more.
+/// matmul_<mt>: several rows, 16 mt a block.
 struct MatmulParams {
   TiledPart part[kMaxParts];
   int32_t n_parts;
@@ -90,9 +108,13 @@ struct MatmulParams {
   void* out_f16;  ///< swiglu: fragments of `out_units` units; null: part 0's out in f32
   int32_t out_units;
   int32_t n_rows, n_units;
-  int32_t split;
-  int32_t stages;  ///< many: depth of the shared ring
+  int32_t cells_per_split;
+  float* workspace;   ///< (blocks of one split, splits, sums of a block)
+  uint32_t* tickets;  ///< (blocks of one split), zero between launches
 };
+/// Tiles a warp takes, and depth of the shared ring.
+inline constexpr int matmul_tiles(int mt) { return mt <= 2 ? 2 : 4; }
+inline constexpr int matmul_stages(int mt) { return mt <= 2 ? 4 : 3; }
 
 /// rows_to_fragments: norm (where there is one) and to f16 fragments.
 struct FragmentParams {
@@ -134,8 +156,8 @@ struct HeadItem {
   float* out;                ///< the same, or null
   void* state;               ///< (slots, n_heads * head_dim), or null
   const float* norm_weight;  ///< (head_dim) or null
-  const float* inv_freq;     ///< (n_rot / 2) or null: no rotation
-  float eps, magnitude;
+  const float* rotation;     ///< (R, n_rot / 2, 2) cos and sin by row of the pass, or null: none
+  float eps;
   int32_t n_heads, head_dim, n_rot;
   int32_t adjacent;    ///< pairing
   int32_t state_f32;   ///< else f16
@@ -170,10 +192,9 @@ struct AttentionParams {
 /// Query heads per key/value head that attention_one is built for.
 #define REFLEX_ATTENTION_ONE(M) M(1) M(2) M(3) M(4) M(5) M(6) M(7) M(8)
 inline constexpr uint32_t attention_one_bytes(int head_dim, int query_heads) {
-  const int groups = 256 * 8 / head_dim;
-  return static_cast<uint32_t>(4 * ((8 + query_heads + groups) * head_dim + 2 * groups) + 16);
+  return static_cast<uint32_t>(
+      4 * ((8 + query_heads + 2 + 8 * query_heads) * head_dim + 2 * 8 * query_heads) + 16);
 }
-
 inline constexpr uint32_t flash_bytes(int head_dim) {
   return static_cast<uint32_t>(2 * 64 * (head_dim + 8) * 2);
 }
@@ -204,28 +225,22 @@ inline constexpr int kScanThreads = 256;
 inline constexpr int kScanBlocks = 64;  ///< per row, in the kernels that scan a vocabulary
 inline constexpr int kMaxTop = 128;     ///< alternatives that top_* can give
 
-struct Best {
-  float value;
-  int32_t id;  ///< -1: nothing but NaN
-};
-
-/// best_logit: block results to `partial`, the last block's result to `out`; both per row.
+/// best_of_blocks: the best of each block's share. best_of_rows: of each row's blocks.
 struct BestParams {
   const float* logits;  ///< (O, V)
   int32_t n_vocab, n_out;
-  Best* partial;            ///< (O, kScanBlocks)
-  uint32_t* tickets;        ///< (O)
+  int32_t n_partial;        ///< per row
+  Best* partial;            ///< (O, n_partial)
   Best* out;                ///< (O), pinned
-  volatile uint32_t* done;  ///< pinned; becomes `sequence` when all rows are out
+  volatile uint32_t* done;  ///< pinned; becomes the pass's sequence when all rows are out
   const PassHeader* header;
-  uint32_t* rows_done;  ///< device, zero between launches
 };
 
 /// sum_exp: partial sums of exp((x - max) * inv_t) in f64
 struct SumExpParams {
   const float* x;
   int32_t n;
-  const Best* max;  ///< pinned result of best_logit
+  const Best* max;  ///< pinned result of best_of_rows
   float inv_temperature;
   double* partial;  ///< (kScanBlocks), pinned
 };

@@ -115,7 +115,12 @@ void CudaProgram::allocate() {
   if (embed_.out == kNone) fail(ErrorKind::unsupported, "plan: it embeds no tokens");
   partial_ = DeviceBuffer(*device_, partial, "attention's partial sums");
   tickets_ = DeviceBuffer(*device_, tickets * sizeof(uint32_t), "attention's tickets", true);
+  if (plan_.ropes.size() > kMaxRopes)
+    fail(ErrorKind::unsupported, "plan: %zu rotary tables, the CUDA backend takes up to %d",
+         plan_.ropes.size(), kMaxRopes);
   for (const RopeSpec& rope : plan_.ropes) {
+    rotations_.emplace_back(
+        *device_, rope.inv_freq.size() * static_cast<size_t>(alloc_rows_) * 2 * sizeof(float), "rotations");
     DeviceBuffer& b =
         inv_freq_.emplace_back(*device_, rope.inv_freq.size() * sizeof(float), "a rotary table");
     if (rope.inv_freq.empty()) continue;
@@ -163,8 +168,9 @@ void CudaProgram::ensure_outputs(int32_t n_out, HeadMode head) {
   const auto vocab = static_cast<size_t>(plan_.weights[static_cast<size_t>(head_.weight)].n_out());
   logits_ = {};
   logits_ = DeviceBuffer(*device_, o * vocab * sizeof(float), "logits");
-  best_partial_ = DeviceBuffer(*device_, o * kScanBlocks * sizeof(Best), "the best logits");
-  best_tickets_ = DeviceBuffer(*device_, (o + 1) * sizeof(uint32_t), "the best logits", true);
+  // Of each row's blocks; a single row's product leaves one for each of its own.
+  const size_t partial = std::max(o * kScanBlocks, static_cast<size_t>(device_->sm_count()));
+  best_partial_ = DeviceBuffer(*device_, partial * sizeof(Best), "the best logits");
   results_ = PinnedBuffer(*device_, kResultsBest + o * sizeof(Best), "results");
 }
 

@@ -139,7 +139,7 @@ class CudaProgram final : public Program {
   std::unique_ptr<Launcher> launcher_;
   int32_t alloc_rows_ = 0;  ///< rows that values have room for
   DeviceBuffer values_, block_, partial_, tickets_;
-  std::vector<DeviceBuffer> inv_freq_;
+  std::vector<DeviceBuffer> inv_freq_, rotations_;  ///< by rope: (n_rot / 2), (rows, n_rot / 2, 2)
   size_t scratch_bytes_ = 0;
 
   // the pass under way or last run
@@ -161,7 +161,7 @@ class CudaProgram final : public Program {
 
   // results
   int32_t out_room_ = 0;
-  DeviceBuffer logits_, best_partial_, best_tickets_, normed_, adjusted_, adjust_items_;
+  DeviceBuffer logits_, best_partial_, normed_, adjusted_, adjust_items_;
   PinnedBuffer results_;
   std::vector<std::vector<float>> host_logits_;  // per output row, once asked for
   bool best_known_ = false;

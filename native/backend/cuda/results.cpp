@@ -193,14 +193,14 @@ int32_t CudaProgram::sample(int32_t o, const SampleSpec& spec) {
     p.logits = x;
     p.n_vocab = plan_.n_vocab;
     p.n_out = 1;
+    p.n_partial = kScanBlocks;
     p.partial = best_partial_.at<Best>();
-    p.tickets = best_tickets_.at<uint32_t>(sizeof(uint32_t));
-    p.rows_done = best_tickets_.at<uint32_t>();
     p.out = results_.at<Best>(kResultsAdjusted);
     p.done = results_.at<uint32_t>(kResultsDone);
     p.header = block_.at<PassHeader>();
     launcher_->order_next();
-    launcher_->launch("sample", "best_logit", {kScanBlocks, 1}, kScanThreads, 0, p);
+    launcher_->launch("sample", "best_of_blocks", {kScanBlocks, 1}, kScanThreads, 0, p);
+    launcher_->launch("sample", "best_of_rows", {1, 1}, kScanThreads, 0, p);
   }
   auto* drawn = results_.at<int32_t>(kResultsDrawn);
   if (!greedy) {

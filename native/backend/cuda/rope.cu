@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32) heads(const __grid_con
   const int pass_row = item.on_outputs ? p.pass.outputs[row] : row;
   float* head = shared[threadIdx.x / 32];
   const size_t at = (static_cast<size_t>(row) * item.n_heads + h) * item.head_dim;
-  prepare_head(item, item.x + at, p.pass.positions[pass_row], head);
+  prepare_head(item, item.x + at, rotation_of(item, pass_row), head);
   if (item.out)
     for (int k = threadIdx.x % 32; k < item.head_dim; k += 32) item.out[at + k] = head[k];
   if (item.state) store_state(item, p.pass.header->first_slot + pass_row, h, head);

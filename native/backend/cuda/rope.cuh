@@ -4,8 +4,9 @@
 
 namespace reflex::cuda {
 
-/// The warp leaves norm(x) rotated by `position` in head (head_dim), shared memory of its own.
-__device__ __forceinline__ void prepare_head(const HeadItem& item, const float* x, int position,
+/// The warp leaves norm(x), rotated as the row's table says (n_rot / 2 pairs, or null), in head
+/// (head_dim), shared memory of its own.
+__device__ __forceinline__ void prepare_head(const HeadItem& item, const float* x, const float2* rotation,
                                              float* head) {
   const int lane = threadIdx.x % 32, hd = item.head_dim, half = item.n_rot / 2;
   float squares = 0;
@@ -19,18 +20,21 @@ __device__ __forceinline__ void prepare_head(const HeadItem& item, const float* 
     for (int i = lane; i < hd; i += 32) head[i] = head[i] * factor * item.norm_weight[i];
     __syncwarp();
   }
-  if (!item.inv_freq) return;
+  if (!rotation) return;
   for (int i = lane; i < half; i += 32) {
-    float sine, cosine;
-    sincosf(static_cast<float>(position) * item.inv_freq[i], &sine, &cosine);
-    sine *= item.magnitude;
-    cosine *= item.magnitude;
+    const float2 r = rotation[i];
     const int a = item.adjacent ? 2 * i : i, b = item.adjacent ? 2 * i + 1 : i + half;
     const float x0 = head[a], x1 = head[b];
-    head[a] = x0 * cosine - x1 * sine;
-    head[b] = x1 * cosine + x0 * sine;
+    head[a] = x0 * r.x - x1 * r.y;
+    head[b] = x1 * r.x + x0 * r.y;
   }
   __syncwarp();
+}
+
+/// The row's part of an item's rotation table.
+__device__ __forceinline__ const float2* rotation_of(const HeadItem& item, int pass_row) {
+  if (!item.rotation) return nullptr;
+  return reinterpret_cast<const float2*>(item.rotation) + static_cast<size_t>(pass_row) * (item.n_rot / 2);
 }
 
 __device__ __forceinline__ void store_state(const HeadItem& item, int slot, int h, const float* head) {

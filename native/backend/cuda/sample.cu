@@ -7,29 +7,6 @@ namespace reflex::cuda {
 
 namespace {
 
-/// The larger; on a tie the lower id; NaN never wins.
-__device__ __forceinline__ Best better(Best a, Best b) {
-  if (b.id < 0) return a;
-  if (a.id < 0 || b.value > a.value || (b.value == a.value && b.id < a.id)) return b;
-  return a;
-}
-
-__device__ __forceinline__ Best consider(Best best, float value, int id) {
-  return value > -INFINITY ? better(best, {value, id}) : best;
-}
-
-/// The block's best, in thread 0 alone.
-__device__ __forceinline__ Best block_best(Best b, Best* scratch) {
-#pragma unroll
-  for (int m = 16; m > 0; m /= 2)
-    b = better(b, {__shfl_xor_sync(kFull, b.value, m), __shfl_xor_sync(kFull, b.id, m)});
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = b;
-  __syncthreads();
-  if (threadIdx.x == 0)
-    for (int i = 1; i < static_cast<int>(blockDim.x) / 32; ++i) b = better(b, scratch[i]);
-  return b;
-}
-
 struct Share {
   int begin, end;
 };
@@ -40,35 +17,38 @@ __device__ __forceinline__ Share share_of(int n, int part, int parts) {
 
 }  // namespace
 
-/// grid (kScanBlocks, O)
-extern "C" __global__ void __launch_bounds__(kScanThreads) best_logit(const __grid_constant__ BestParams p) {
+/// grid (n_partial, O)
+extern "C" __global__ void __launch_bounds__(kScanThreads)
+    best_of_blocks(const __grid_constant__ BestParams p) {
   __shared__ Best scratch[32];
   let_next_start();
   wait_for_inputs();
-  const int o = blockIdx.y;
-  const float* x = p.logits + static_cast<size_t>(o) * p.n_vocab;
-  const Share share = share_of(p.n_vocab, blockIdx.x, kScanBlocks);
+  const float* x = p.logits + static_cast<size_t>(blockIdx.y) * p.n_vocab;
+  const Share share = share_of(p.n_vocab, blockIdx.x, p.n_partial);
   Best best{0, -1};
   for (int i = share.begin + threadIdx.x; i < share.end; i += kScanThreads) best = consider(best, x[i], i);
   best = block_best(best, scratch);
-  if (threadIdx.x) return;
+  if (threadIdx.x == 0) p.partial[static_cast<size_t>(blockIdx.y) * p.n_partial + blockIdx.x] = best;
+}
 
-  Best* partial = p.partial + static_cast<size_t>(o) * kScanBlocks;
-  partial[blockIdx.x] = best;
-  __threadfence();
-  if (atomicAdd(p.tickets + o, 1u) != kScanBlocks - 1) return;
-  p.tickets[o] = 0;
-  __threadfence();
-  best = {0, -1};
-  for (int i = 0; i < kScanBlocks; ++i)
-    best = better(best, {__ldcg(&partial[i].value), __ldcg(&partial[i].id)});
-  p.out[o] = best;
+/// One block, a warp per row in turn; then the host is told.
+extern "C" __global__ void __launch_bounds__(kScanThreads)
+    best_of_rows(const __grid_constant__ BestParams p) {
+  let_next_start();
+  wait_for_inputs();
+  const int lane = threadIdx.x % 32;
+  const uint32_t sequence = p.header->sequence;
+  for (int o = threadIdx.x / 32; o < p.n_out; o += kScanThreads / 32) {
+    Best best{0, -1};
+    for (int i = lane; i < p.n_partial; i += 32)
+      best = better(best, p.partial[static_cast<size_t>(o) * p.n_partial + i]);
+    best = warp_best(best);
+    if (lane == 0) p.out[o] = best;
+  }
   // Results reach the host before the word that says so.
   __threadfence_system();
-  if (atomicAdd(p.rows_done, 1u) != static_cast<uint32_t>(p.n_out) - 1) return;
-  *p.rows_done = 0;
-  __threadfence_system();
-  *p.done = p.header->sequence;
+  __syncthreads();
+  if (threadIdx.x == 0) *p.done = sequence;
 }
 
 /// grid kScanBlocks

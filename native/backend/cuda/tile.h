@@ -264,6 +264,9 @@ REFLEX_HD uint32_t pack_pairs(int half, Value value) {
 //   scales<u>         what unit u of the cell multiplies and adds, as pairs
 //   quarter<u, p>     values 8p .. 8p+7 of the lane's 32 in unit u: four pairs of f16, times kScale
 //   word              word w (of kBytes / 4) of cell c, from the raw rows
+// and, where kIntegers, the same values as integers with their scales in f32, for dp4a:
+//   ints<u, p>        values 8p .. 8p+7 as two words of signed bytes; kNibbleOrder: 0 4 1 5, 2 6 3 7
+//   factors<u>        value = a * (q - kOffset) [+ b]; kHalves: a of the first 16 values, b of the last
 
 template <GgmlType T>
 struct Tile {
@@ -274,13 +277,20 @@ struct Scales {
   h2 a, b;
 };
 
-struct TileOf32 {
-  static constexpr bool kTiled = true;
+struct Factors {
+  float a, b;
+};
+
+struct TileTraits {
+  static constexpr bool kTiled = true, kIntegers = true, kNibbleOrder = false, kHasMin = false,
+                        kHalves = false;
+  static constexpr int kOffset = 0;
+};
+struct TileOf32 : TileTraits {
   static constexpr int kCell = 128;
   static constexpr float kScale = kWScale;
 };
-struct TileOf256 {
-  static constexpr bool kTiled = true;
+struct TileOf256 : TileTraits {
   static constexpr int kCell = 256;
   static constexpr float kScale = kWScale;
 };
@@ -288,6 +298,7 @@ struct TileOf256 {
 /// F16 and BF16: 4 quads a lane. Cell: quad j of lane l at 512 j + 16 l.
 template <bool kBf16>
 struct TileFloat16 : TileOf32 {
+  static constexpr bool kIntegers = false;
   static constexpr int kBytes = 2048;
   static constexpr float kScale = kBf16 ? kWScale : 1.0f;
   struct Raw {
@@ -343,6 +354,15 @@ struct Tile<GgmlType::Q8_0> : TileOf32 {
     byte_pairs(r.q[p / 2].v[p % 2 * 2 + 1] ^ 0x80808080u, w + 2);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
   }
+  template <int u, int p>
+  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
+    q[0] = r.q[p / 2].v[p % 2 * 2];
+    q[1] = r.q[p / 2].v[p % 2 * 2 + 1];
+  }
+  template <int u>
+  REFLEX_HD static Factors factors(const Raw& r, int) {
+    return {f16_value(r.d), 0};
+  }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w >= 256) {
       const int a = 2 * (w - 256), b = a + 1;
@@ -361,6 +381,7 @@ struct TileNibble32 : TileOf32 {
   static constexpr int kBytes = kScales + (kMin ? 128 : 64);
   static constexpr int kRawBits = kMin ? 4 : 2, kRawQs = kRawBits + (kFifth ? 4 : 0);
   static constexpr int kOffset = kMin ? 0 : kFifth ? 16 : 8;
+  static constexpr bool kNibbleOrder = true, kHasMin = kMin;
   struct Raw {
     Quad q;
     uint32_t high, d;
@@ -380,6 +401,15 @@ struct TileNibble32 : TileOf32 {
         r.q.v[p], Minus<kOffset>::k1024, Minus<kOffset>::k64,
         [&](int half) { return fifth_bits(r.high, p, half); }, w);
     for (int i = 0; i < 4; ++i) w[i] = kMin ? h2_fma(w[i], s.a, s.b) : h2_mul(w[i], s.a);
+  }
+  template <int u, int p>
+  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
+    nibble_bytes<kFifth ? 0x10u : 0u>(
+        r.q.v[p], [&](int half) { return fifth_bits(r.high, p, half); }, q);
+  }
+  template <int u>
+  REFLEX_HD static Factors factors(const Raw& r, int) {
+    return {f16_value(r.d & 0xFFFF), kMin ? f16_value(r.d >> 16) : 0};
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 128) {
@@ -412,6 +442,7 @@ struct Tile<GgmlType::Q5_1> : TileNibble32<true, true> {};
 // then each row's 16 bytes of d, dmin and the twelve packed scale bytes as they are.
 template <bool kFifth>
 struct TileK45 : TileOf256 {
+  static constexpr bool kNibbleOrder = true, kHasMin = true;
   static constexpr int kHeader = kFifth ? 1280 : 1024;
   static constexpr int kBytes = kHeader + 128;
   static constexpr int kRawQs = kFifth ? 48 : 16;  ///< after the header, Q5_K has 32 bytes of fifth bits
@@ -426,14 +457,20 @@ struct TileK45 : TileOf256 {
     r.high[0] = kFifth ? load_word(cell + 1024 + 8 * lane) : 0;
     r.high[1] = kFifth ? load_word(cell + 1028 + 8 * lane) : 0;
   }
+  /// d * scale and -dmin * minimum of the lane's group
   template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int lane) {
+  REFLEX_HD static Factors factors(const Raw& r, int lane) {
     const int shift = lane % 4 * 8;
     const uint32_t a = r.header.v[1] >> shift, b = r.header.v[2] >> shift, c = r.header.v[3] >> shift;
     const uint32_t sc = u ? (c & 0xF) | (a >> 2 & 0x30) : a & 0x3F;
     const uint32_t mn = u ? (c >> 4 & 0xF) | (b >> 2 & 0x30) : b & 0x3F;
-    return {h2_both(f16_value(r.header.v[0] & 0xFFFF) * static_cast<float>(sc) * kWScale),
-            h2_both(f16_value(r.header.v[0] >> 16) * static_cast<float>(mn) * -kWScale)};
+    return {f16_value(r.header.v[0] & 0xFFFF) * static_cast<float>(sc),
+            -f16_value(r.header.v[0] >> 16) * static_cast<float>(mn)};
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int lane) {
+    const Factors f = factors<u>(r, lane);
+    return {h2_both(f.a * kWScale), h2_both(f.b * kWScale)};
   }
   template <int u, int p>
   REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
@@ -441,6 +478,11 @@ struct TileK45 : TileOf256 {
         r.q[u].v[p], Minus<0>::k1024, Minus<0>::k64, [&](int half) { return fifth_bits(r.high[u], p, half); },
         w);
     for (int i = 0; i < 4; ++i) w[i] = h2_fma(w[i], s.a, s.b);
+  }
+  template <int u, int p>
+  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
+    nibble_bytes<kFifth ? 0x10u : 0u>(
+        r.q[u].v[p], [&](int half) { return fifth_bits(r.high[u], p, half); }, q);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 256) {
@@ -466,6 +508,8 @@ struct Tile<GgmlType::Q5_K> : TileK45<true> {};
 /// 1024 + 16 l; four scale bytes of a lane at 1536 + 4 l; d of row g at 1664 + 2 g.
 template <>
 struct Tile<GgmlType::Q6_K> : TileOf256 {
+  static constexpr bool kNibbleOrder = true, kHalves = true;
+  static constexpr int kOffset = 32;
   static constexpr int kBytes = 1680;
   struct Raw {
     Quad q[2], high;
@@ -479,10 +523,15 @@ struct Tile<GgmlType::Q6_K> : TileOf256 {
     r.d = load_short(cell + 1664 + lane / 4 * 2);
   }
   template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int) {  // of the lane's first and last 16 values
-    const float d = f16_value(r.d) * kWScale;
-    return {h2_both(d * static_cast<float>(static_cast<int8_t>(r.scales >> 16 * u))),
-            h2_both(d * static_cast<float>(static_cast<int8_t>(r.scales >> (16 * u + 8))))};
+  REFLEX_HD static Factors factors(const Raw& r, int) {  // of the lane's first and last 16 values
+    const float d = f16_value(r.d);
+    return {d * static_cast<float>(static_cast<int8_t>(r.scales >> 16 * u)),
+            d * static_cast<float>(static_cast<int8_t>(r.scales >> (16 * u + 8)))};
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int lane) {
+    const Factors f = factors<u>(r, lane);
+    return {h2_both(f.a * kWScale), h2_both(f.b * kWScale)};
   }
   template <int u, int p>
   REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
@@ -490,6 +539,11 @@ struct Tile<GgmlType::Q6_K> : TileOf256 {
         r.q[u].v[p], Minus<32>::k1024, Minus<32>::k64,
         [&](int half) { return sixth_bits(r.high.v[2 * u + p / 2], p % 2, half); }, w);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], p < 2 ? s.a : s.b);
+  }
+  template <int u, int p>
+  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
+    nibble_bytes<0x30u>(
+        r.q[u].v[p], [&](int half) { return sixth_bits(r.high.v[2 * u + p / 2], p % 2, half); }, q);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 256) {
@@ -514,14 +568,18 @@ struct Tile<GgmlType::Q6_K> : TileOf256 {
 };
 
 // IQ4_NL, IQ4_XS: a 4-bit index into 16 values (ggml-common.h, kvalues_iq4nl), looked up four at a
-// time with byte permutes; fields lie in order, value i at bit 4 i. The table has 128 added.
-REFLEX_HD void iq4_pairs(uint32_t fields16, h2* q) {
-  constexpr uint32_t k0 = 0x3F2D1801u, k1 = 0x766A5D4Fu;  // -127 -104 -83 -65, -49 -35 -22 -10
-  constexpr uint32_t k2 = 0xA6998D81u, k3 = 0xF1D9C5B5u;  // 1 13 25 38, 53 69 89 113
+// time with byte permutes; fields lie in order, value i at bit 4 i. The table has 128 added, less kAdd.
+template <uint32_t kAdd>
+REFLEX_HD uint32_t iq4_bytes(uint32_t fields16) {
+  constexpr uint32_t k0 = 0x3F2D1801u ^ kAdd, k1 = 0x766A5D4Fu ^ kAdd;  // -127 -104 -83 -65, -49 -35 -22 -10
+  constexpr uint32_t k2 = 0xA6998D81u ^ kAdd, k3 = 0xF1D9C5B5u ^ kAdd;  // 1 13 25 38, 53 69 89 113
   const uint32_t low3 = fields16 & 0x7777u;
   const uint32_t a = permute(k0, k1, low3), b = permute(k2, k3, low3);
-  byte_pairs(permute(a, b, 0x3210u | (fields16 & 0x8888u) >> 1), q);
+  return permute(a, b, 0x3210u | (fields16 & 0x8888u) >> 1);
 }
+REFLEX_HD void iq4_pairs(uint32_t fields16, h2* q) { byte_pairs(iq4_bytes<0>(fields16), q); }
+/// Adding 128 to a byte is flipping its sign bit.
+inline constexpr uint32_t kSignBits = 0x80808080u;
 
 template <class Byte>
 REFLEX_HD uint32_t pack_in_order(int k, Byte value) {
@@ -543,14 +601,23 @@ struct Tile<GgmlType::IQ4_NL> : TileOf32 {
     r.d = load_short(cell + 512 + 2 * lane);
   }
   template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int) {
-    return {h2_both(f16_value(r.d) * kWScale), 0};
+  REFLEX_HD static Factors factors(const Raw& r, int) {
+    return {f16_value(r.d), 0};
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int lane) {
+    return {h2_both(factors<u>(r, lane).a * kWScale), 0};
   }
   template <int u, int p>
   REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
     iq4_pairs(r.q.v[p], w);
     iq4_pairs(r.q.v[p] >> 16, w + 2);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
+  }
+  template <int u, int p>
+  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
+    q[0] = iq4_bytes<kSignBits>(r.q.v[p]);
+    q[1] = iq4_bytes<kSignBits>(r.q.v[p] >> 16);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 128) {
@@ -578,16 +645,25 @@ struct Tile<GgmlType::IQ4_XS> : TileOf256 {
     r.scales_low = load_word(cell + 1028 + lane / 4 * 8);
   }
   template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int lane) {
+  REFLEX_HD static Factors factors(const Raw& r, int lane) {
     const int group = 4 * u + lane % 4;
     const uint32_t scale = (r.scales_low >> 4 * group & 0xF) | (r.d >> (16 + 2 * group) & 3) << 4;
-    return {h2_both(f16_value(r.d & 0xFFFF) * (static_cast<float>(scale) - 32.0f) * kWScale), 0};
+    return {f16_value(r.d & 0xFFFF) * (static_cast<float>(scale) - 32.0f), 0};
+  }
+  template <int u>
+  REFLEX_HD static Scales scales(const Raw& r, int lane) {
+    return {h2_both(factors<u>(r, lane).a * kWScale), 0};
   }
   template <int u, int p>
   REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
     iq4_pairs(r.q[u].v[p], w);
     iq4_pairs(r.q[u].v[p] >> 16, w + 2);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
+  }
+  template <int u, int p>
+  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
+    q[0] = iq4_bytes<kSignBits>(r.q[u].v[p]);
+    q[1] = iq4_bytes<kSignBits>(r.q[u].v[p] >> 16);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 256) {
@@ -604,11 +680,8 @@ struct Tile<GgmlType::IQ4_XS> : TileOf256 {
 #define REFLEX_TILED(M) \
   M(F16) M(BF16) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q8_0) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_NL) M(IQ4_XS)
 
-/// Those with a kernel of their own for many rows; the others are decoded to F16 tiles first.
-#define REFLEX_TILED_MANY(M) M(F16) M(Q4_0) M(Q8_0) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_XS)
-
 /// The pairs of types that q and k, and v, have in common mixes, first the type of q: one launch for all.
-#define REFLEX_TILED_PAIRS(M) M(Q4_K, Q6_K) M(Q5_K, Q6_K) M(Q4_K, Q5_K) M(IQ4_XS, Q5_K) M(IQ4_XS, Q6_K)
+#define REFLEX_TILED_PAIRS(M) M(Q4_K, Q6_K) M(Q5_K, Q6_K) M(Q4_K, Q5_K)
 
 #define REFLEX_CHECK_TILE(type) \
   static_assert(Tile<GgmlType::type>::kTiled && Tile<GgmlType::type>::kBytes % 16 == 0);
