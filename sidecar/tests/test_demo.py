@@ -81,6 +81,24 @@ def test_classify(demo: Server):
     assert body["label"] == "Paris" and body["probabilities"]["Paris"] > 0.9
 
 
+def test_questions_of_the_kinds_it_was_trained_on_come_out_right(demo: Server):
+    tools = {
+        "weather": "forecast, rain, temperature",
+        "calculator": "arithmetic with numbers",
+        "calendar": "appointments and meetings",
+    }
+    moods = {"positive": "the writer is happy", "negative": "the writer is unhappy"}
+    for state, instructions, options, right in (
+        ("What is the weather in Paris?", "Which tool should be used?", tools, "weather"),
+        ("What is 12 times 7?", "Which tool should be used?", tools, "calculator"),
+        ("The hotel was wonderful. I loved it.", "What is the sentiment?", moods, "positive"),
+        ("This phone is broken. I want my money back.", "What is the sentiment?", moods, "negative"),
+    ):
+        question = {"type": "choice", "instructions": instructions, "criteria": options}
+        body = demo.post("/v1/systemone", state=state, questions={"q": question}).json()
+        assert body["answers"]["q"]["choice"] == right, (state, body["answers"]["q"])
+
+
 def test_the_order_of_options_does_not_change_the_winner(demo: Server):
     options = {"positive": "the writer is happy", "negative": "the writer is unhappy"}
     answers = []
