@@ -32,6 +32,7 @@ GREEDY_EXACT_TOLERANCE = 2 * EXACT_MAX_DIFF
 # Fast mode may quantise activations and keep KV in f16. How far that takes llama.cpp on the same files: rms
 # logit error at std 3, the larger of its f32 and f16 caches (tools/llama_rms.py, llama-cpp-python 0.3.36).
 LLAMA_CPP_RMS = {
+    "demo": 0.0451,
     "deepseek": 0.0029,
     "deepseek-q8_0": 0.0869,
     "deepseek2-q8_0": 0.0900,
