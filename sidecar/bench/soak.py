@@ -96,7 +96,8 @@ def main() -> None:
             server.wait()
     print(
         f"after {tenth}: {before[0]:.1f} MiB, {before[1]} descriptors; "
-        f"after {a.requests}: {after[0]:.1f} MiB, {after[1]} descriptors; {(a.requests - tenth) / seconds:.0f} requests/s"
+        f"after {a.requests}: {after[0]:.1f} MiB, {after[1]} descriptors; "
+        f"{(a.requests - tenth) / seconds:.0f} requests/s"
     )
     if after[1] > before[1] or after[0] > before[0] + ALLOWED_MIB:
         sys.exit("it grows")

@@ -1,126 +1,17 @@
-"""Servers to test against: the real command, in front of the fake worker or of the bundled model."""
+"""Servers to test against, as fixtures; what they are stands in servers.py."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-HERE = Path(__file__).resolve().parent
-FAKE_WORKER = [sys.executable, str(HERE / "fake_worker.py")]
-SHARED_TEMPLATES = HERE.parents[2] / "shared" / "templates"
-READY = re.compile(r"^REFLEX_OPENAI_READY url=(\S+) ", re.M)
-START_SECONDS = 60.0
+# Helpers of these tests are modules beside them; the package under test is the installed one.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-
-class Server:
-    """A running `reflex-openai`; `http` is a client of it."""
-
-    def __init__(self, argv: list[str], env: dict[str, str], log: Path, wait: bool = True) -> None:
-        self.log_path = log
-        self._log = log.open("wb")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "reflex_sidecar", *argv, "--port", "0"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._log,
-            env={**os.environ, **env},
-        )
-        self.url = ""
-        self.http = httpx.Client(timeout=60)
-        if wait:
-            self.wait_ready()
-
-    def wait_ready(self) -> None:
-        """Until the ready line is there."""
-        self.url = self.wait_for_log(READY)[1]
-        self.http.base_url = httpx.URL(self.url)
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    def wait_for_log(self, pattern: re.Pattern[str] | str, seconds: float = START_SECONDS) -> re.Match[str]:
-        """Until a line of the log matches."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if found := re.search(pattern, self.log):
-                return found
-            if self.process.poll() is not None and not re.search(pattern, self.log):
-                pytest.fail(f"the server ended with {self.process.returncode}:\n{self.log}")
-            time.sleep(0.01)
-        pytest.fail(f"no {pattern!r} within {seconds} s:\n{self.log}")
-
-    def until(self, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-        """Until a condition holds; its value."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if value := condition():
-                return value
-            time.sleep(0.01)
-        pytest.fail(f"a condition did not come true within {seconds} s; the log:\n{self.log}")
-
-    def post(self, path: str, **body: Any) -> httpx.Response:
-        return self.http.post(path, json=body)
-
-    def chat(self, text: str, **fields: Any) -> httpx.Response:
-        """One user message."""
-        return self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}], **fields)
-
-    def health(self) -> dict[str, Any]:
-        return self.http.get("/health").json()
-
-    def children(self) -> dict[str, int]:
-        """Pids of the worker and of the render process."""
-        out: dict[str, int] = {}
-        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-            out["renderer" if "rendering.child" in command else "worker"] = int(pid)
-        return out
-
-    def stop(self) -> int:
-        """SIGTERM, and the exit status."""
-        self.http.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(30)
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._log.close()
-
-
-StartServer = Callable[..., Server]
-
-
-def fake_argv(*flags: str) -> list[str]:
-    """The command line of a server in front of the fake worker."""
-    return ["--demo", "--worker-command", " ".join(FAKE_WORKER), *flags]
-
-
-def real_worker() -> list[str]:
-    """The command of the real worker: installed beside this interpreter, or importable by it."""
-    beside = Path(sys.executable).with_name("reflex")
-    if beside.exists():
-        return [str(beside)]
-    if importlib.util.find_spec("reflex_worker") is None:
-        pytest.skip("reflex_worker is not installed here")
-    return [sys.executable, "-m", "reflex_worker"]
+from servers import Server, StartServer, fake_argv, real_worker
 
 
 @pytest.fixture(scope="session")
@@ -160,17 +51,3 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     status = server.stop()
     assert status == 0, server.log
     assert "Traceback" not in server.log, server.log
-
-
-def events_of(response: httpx.Response) -> list[Any]:
-    """The data of a finished stream's events, [DONE] as that string."""
-    import json
-
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]
-
-
-def text_of(events: list[Any]) -> str:
-    """The content of a chat stream."""
-    deltas = [c["delta"] for e in events if isinstance(e, dict) for c in e.get("choices", ())]
-    return "".join(d.get("content") or "" for d in deltas)

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
-from conftest import Server
 from reflex_protocol.messages import LarkConstraint
 from reflex_sidecar import constraints
 from reflex_sidecar.bodies import Function, Tool
 from reflex_sidecar.constraints import ToolUse
 from reflex_sidecar.generate import _bare_call
 from reflex_sidecar.output.parts import Call, Text
-
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-
-
-def last_request(server: Server) -> dict[str, Any]:
-    """The last generate request that the worker has read."""
-    lines = server.worker_log.read_text().splitlines()  # type: ignore[attr-defined]
-    return [r for line in lines if "prompt" in (r := json.loads(line)) or "prompt_token_ids" in r][-1]
-
-
-def error_of(response: Any) -> dict[str, Any]:
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"} and isinstance(error["code"], str)
-    return error
+from servers import CALL, TOOL, Server, error_of, last_request
 
 
 def test_a_whole_answer(server: Server):

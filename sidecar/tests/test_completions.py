@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Server, events_of
-from test_chat import error_of, last_request
+from servers import Server, error_of, events_of, last_request
 
 
 def test_a_completion(server: Server):

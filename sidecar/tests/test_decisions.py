@@ -7,10 +7,9 @@ import math
 from typing import Any
 
 import pytest
-from conftest import Server
 from reflex_sidecar.judge import entropy_bits, softmax
 from reflex_sidecar.routes.systemone import choice_confidence, score_confidence
-from test_chat import error_of
+from servers import Server, error_of
 
 QUESTIONS: dict[str, Any] = {
     "route": {"type": "choice", "instructions": "Which team?", "criteria": {"sales": "buying", "it": None}},

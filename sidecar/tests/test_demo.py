@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 import pytest
-from conftest import Server, events_of, text_of
+from servers import Server, events_of, text_of
 
 FRANCE = "What is the capital of France?"
 

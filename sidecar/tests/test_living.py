@@ -14,8 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import READY, Server, StartServer, events_of
-from test_chat import error_of
+from servers import READY, Server, StartServer, error_of, events_of
 
 SLOW = "[[say:x]][[never-end]][[slow:20]]"
 

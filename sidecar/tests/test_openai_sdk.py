@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from conftest import Server, StartServer
+from servers import Server, StartServer
 
 openai = pytest.importorskip("openai")
 pydantic = pytest.importorskip("pydantic")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMEDRIVER, CHROMIUM, Browser
-from conftest import Server, StartServer
+from servers import Server, StartServer
 
 needs_browser = pytest.mark.skipif(
     not (CHROMIUM and CHROMEDRIVER),

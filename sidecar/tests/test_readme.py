@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import HERE, Server
+from servers import HERE, Server
 
 README = (HERE.parent / "README.md").read_text()
 SHELL = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)

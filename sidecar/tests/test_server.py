@@ -10,9 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Server, StartServer
 from reflex_sidecar import options
-from test_chat import error_of
+from servers import Server, StartServer, error_of
 
 
 def test_tokenize_and_back(server: Server):

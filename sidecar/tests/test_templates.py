@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE, SHARED_TEMPLATES
 from conversations import OWN_TEMPLATES, SPECIALS, cases
 from reflex_sidecar.rendering import renderer as renderer_module
 from reflex_sidecar.rendering.child import Failed, TemplateRenderer
 from reflex_sidecar.rendering.marking import CannotMark, Marks, Spellings, spans_between
 from reflex_sidecar.rendering.renderer import Rendered, Renderer, RenderFailed
+from servers import HERE, SHARED_TEMPLATES
 
 RENDERS: dict[str, dict[str, str | None]] = json.loads((HERE / "data" / "renders.json").read_text())
 CONTROLS = [

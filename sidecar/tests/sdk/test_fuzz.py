@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Server
+from servers import Server
 
 schemathesis = pytest.importorskip("schemathesis", reason="run.sh installs it")
 

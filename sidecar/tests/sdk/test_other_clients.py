@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from conftest import Server
+from servers import Server
 
 # What these packages warn about is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
