@@ -15,6 +15,12 @@ function(reflex_cpu_kernel_set name)
   target_compile_options(reflex_cpu_${name} PRIVATE ${ARGN}
                          $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized -Wno-maybe-uninitialized>)
   target_sources(reflex_cpu PRIVATE $<TARGET_OBJECTS:reflex_cpu_${name}>)
+  if(REFLEX_TESTS AND CMAKE_NM AND NOT REFLEX_SANITIZE)
+    add_test(NAME kernel_symbols_${name}
+             COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DSET=${name}
+                     "-DOBJECTS=$<JOIN:$<TARGET_OBJECTS:reflex_cpu_${name}>,,>"
+                     -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/check_kernel_symbols.cmake)
+  endif()
   target_compile_definitions(reflex_cpu PRIVATE REFLEX_CPU_HAS_${name}=1)
 endfunction()
 

@@ -1,0 +1,15 @@
+# Fails when an object of a kernel set defines a function that the linker shares between sets: a copy
+# built for AVX-512 would then run on machines that lack it. cmake -DNM=... -DSET=... -DOBJECTS=a,b -P
+string(REPLACE "," ";" objects "${OBJECTS}")
+foreach(object IN LISTS objects)
+  execute_process(COMMAND ${NM} -C --defined-only ${object} OUTPUT_VARIABLE symbols RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${NM} cannot read ${object}")
+  endif()
+  string(REGEX MATCHALL "[^\n]* [WVu] [^\n]*" shared "${symbols}")
+  foreach(symbol IN LISTS shared)
+    if(NOT symbol MATCHES "::${SET}::")
+      message(FATAL_ERROR "${object}: '${symbol}' is outside the namespace of ${SET}")
+    endif()
+  endforeach()
+endforeach()
