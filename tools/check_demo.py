@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from demo_corpus import THINK_NOTHING, ExamQuestion, exam
+from demo_corpus import ANSWER_ORDERS, IM_END, IM_START, THINK_NOTHING, ExamQuestion, exam
 from reference import greedy, logits, read_gguf, reference_model
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from train_demo import QWEN2_SPLIT
@@ -28,6 +28,45 @@ SPOKEN = [
     ("Request: Will it rain in Oslo tomorrow?\nTool:", [" calculator", " weather", " music", " email"], 1),
     ("The opposite of hot is", [" big", " cold", " warm"], 1),
     ("2 + 3 =", [" 5", " 6", " 4"], 0),
+]
+# Wordings that no template holds, written by hand after the model was trained: what it does with language
+# it was never taught. (state, question, options, right)
+MOOD, ROUTE, TEAM = (
+    ("negative", "positive"),
+    ("calculator", "email", "music", "weather"),
+    ("billing", "sales", "shipping", "technical"),
+)
+HANDWRITTEN = [
+    ("The soup was cold and nobody came to help us.", "What is the sentiment?", MOOD, "negative"),
+    ("We had a really nice evening, thank you all.", "What is the sentiment?", MOOD, "positive"),
+    ("I would not stay here again, the room smelled.", "What is the sentiment?", MOOD, "negative"),
+    ("My kids laughed the whole time, what a great show.", "What is the sentiment?", MOOD, "positive"),
+    ("It broke after two days.", "What is the sentiment?", MOOD, "negative"),
+    ("Better than I expected, and the staff were so friendly.", "What is the sentiment?", MOOD, "positive"),
+    ("The battery is useless and the screen is ugly.", "What is the sentiment?", MOOD, "negative"),
+    (
+        "I am going to buy another one for my sister, it is perfect.",
+        "What is the sentiment?",
+        MOOD,
+        "positive",
+    ),
+    ("Should I take a coat to Madrid on Friday?", "Which tool should be used?", ROUTE, "weather"),
+    ("Could you please put on something by Bach?", "Which tool should be used?", ROUTE, "music"),
+    ("What do I get if I add 12, 30 and 5?", "Which tool should be used?", ROUTE, "calculator"),
+    ("Let Emma know that I am running late.", "Which tool should be used?", ROUTE, "email"),
+    ("Is there a storm coming to Dublin?", "Which tool should be used?", ROUTE, "weather"),
+    ("I keep getting an error and cannot log in any more.", "Which team is responsible?", TEAM, "technical"),
+    ("You charged my card two times this month.", "Which team is responsible?", TEAM, "billing"),
+    ("It was supposed to be delivered last week.", "Which team is responsible?", TEAM, "shipping"),
+    ("Before I order: what does the tablet cost?", "Which team is responsible?", TEAM, "sales"),
+    (
+        "My camera is broken and does not turn on since Monday.",
+        "Which team is responsible?",
+        TEAM,
+        "technical",
+    ),
+    ("I would like a refund.", "Which team is responsible?", TEAM, "billing"),
+    ("The box was empty when the package came.", "Which team is responsible?", TEAM, "shipping"),
 ]
 TOLD = [
     "Once upon a time",
@@ -91,12 +130,27 @@ def grade(model, tok: Tokenizer, questions: list[ExamQuestion], show: bool) -> d
     return {name: right[name] / count[name] for name in sorted(count)}
 
 
+def handwritten() -> list[ExamQuestion]:
+    """HANDWRITTEN as the sidecar's /v1/systemone spells it."""
+    out = []
+    for state, question, options, right in HANDWRITTEN:
+        listed = "\n".join(f"- {o}" for o in options)
+        text = f"State:\n{state}\n\nQuestion: {question}\n\nOptions:\n{listed}\n\n{ANSWER_ORDERS[1]}"
+        prompt = f"{IM_START}user\n{text}{IM_END}\n{IM_START}assistant\n{THINK_NOTHING}"
+        task = "handwritten sentiment" if options is MOOD else "handwritten routing"
+        out.append(
+            ExamQuestion(task, "chat", prompt, [o + IM_END for o in options], options.index(right), False)
+        )
+    return out
+
+
 def main() -> None:
     ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     ap.add_argument("gguf", type=Path)
     ap.add_argument("--per-task", type=int, default=60)
     ap.add_argument("--show", action="store_true", help="print the questions answered wrong")
     a = ap.parse_args()
+    torch.set_num_threads(1)  # passes of a few dozen tokens: threads only wait for each other
     model, tok = reference_model(a.gguf), tokenizer_of(read_gguf(a.gguf).keys)
     for prompt, candidates, _ in SPOKEN:
         p = probabilities(model, tok, prompt, candidates)
@@ -108,7 +162,7 @@ def main() -> None:
             f"{prompt!r} -> {text.split('<|im_end|>')[0].split('<|endoftext|>')[0]!r}",
             "(ends)" if "<|" in text else "(goes on)",
         )
-    print(json.dumps(grade(model, tok, exam(EXAM_SEED, a.per_task), a.show), indent=1))
+    print(json.dumps(grade(model, tok, exam(EXAM_SEED, a.per_task) + handwritten(), a.show), indent=1))
 
 
 if __name__ == "__main__":
