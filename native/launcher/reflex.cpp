@@ -4,12 +4,12 @@
 //
 // Where no interpreter lies beside it (a system-wide install), python3 from PATH runs the
 // package the ordinary way.
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
-
-#include <unistd.h>
 
 namespace {
 

@@ -10,7 +10,8 @@
 #include <vector>
 
 static double now_ms() {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 static int argmax(llama_context* ctx, int n_vocab) {

@@ -14,7 +14,8 @@ TEST(c_api_null_arguments_are_typed_errors) {
   CHECK(reflex_open(nullptr, nullptr) == nullptr);
   CHECK_EQ(std::string(reflex_last_error_kind()), "invalid_input");
   CHECK_EQ(reflex_generate(nullptr, "x", nullptr, nullptr, nullptr, nullptr), -1);
-  CHECK_EQ(reflex_score(nullptr, "x", nullptr, 0, REFLEX_SCORE_AUTO, 1.0, nullptr, nullptr, nullptr, nullptr), -1);
+  CHECK_EQ(reflex_score(nullptr, "x", nullptr, 0, REFLEX_SCORE_AUTO, 1.0, nullptr, nullptr, nullptr, nullptr),
+           -1);
   CHECK_EQ(std::string(reflex_last_error_kind()), "invalid_input");
   reflex_close(nullptr);
 }

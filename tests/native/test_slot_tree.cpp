@@ -33,7 +33,7 @@ TEST(slot_tree_chain_has_no_extra) {
 
 TEST(slot_tree_branches_see_their_ancestors_only) {
   SlotTree t;
-  enter(t, 0, {-1, 0});                        // prompt: slots 0 1
+  enter(t, 0, {-1, 0});                         // prompt: slots 0 1
   Visibility v = enter(t, 2, {1, 2, 1, 4, 4});  // a: 2 3; b: 4 with children 5 and 6
   CHECK((seen(v, 0) == std::vector<int32_t>{0, 1, 2}));
   CHECK((seen(v, 1) == std::vector<int32_t>{0, 1, 2, 3}));
