@@ -345,7 +345,11 @@ def write_gguf(
     """Write the file. vocabulary: "spm", or the name of a BPE pre-tokenizer."""
     w = gguf.GGUFWriter(path, arch)
     add_keys(w, arch, config, path.stem, older, mtp)
-    kind = next(k for name, (_, k) in encoded.items() if name.endswith("attn_output.weight"))
+    # The query's type names the file; a layer without one (recurrent, low-rank query) has an output.
+    kinds = {name: kind for name, (_, kind) in encoded.items()}
+    kind = kinds.get("blk.0.attn_q.weight") or next(
+        k for n, k in kinds.items() if n.endswith("attn_output.weight")
+    )
     w.add_file_type(FILE_TYPES.get(kind, gguf.LlamaFileType.GUESSED))
     if vocabulary == "spm":
         add_spm_vocabulary(w)
