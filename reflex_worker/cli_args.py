@@ -5,6 +5,11 @@ A command is a table of options; parsing gives a plain dict. Imports nothing.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
 
 class UsageError(Exception):
     """The command line is wrong; the message says how."""
@@ -28,13 +33,15 @@ class Option:
         return self.name[2:].replace("-", "_")
 
 
-def parse(argv, options, max_positional):
+def parse(
+    argv: Sequence[str], options: Sequence[Option], max_positional: int
+) -> tuple[dict[str, Any], list[str]]:
     """Split argv into ({key: value}, [positional]); `--` ends the options; `--name=value` works.
 
     Raises UsageError naming the option, what was expected and what was found.
     """
     table = {o.name: o for o in options}
-    values = {o.key: (list(o.default) if o.repeat else o.default) for o in options}
+    values: dict[str, Any] = {o.key: ([] if o.repeat else o.default) for o in options}
     positional = []
     args = list(argv)
     i = 0

@@ -185,10 +185,10 @@ def read_floor_ms(path):
 
 def plot(stats, floor, out, title):
     try:
-        import matplotlib
+        import matplotlib  # pyright: ignore[reportMissingImports]
 
         matplotlib.use("svg" if out.endswith(".svg") else "agg")
-        from matplotlib import pyplot
+        from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UsageError(
             "--plot: expected matplotlib (pip install 'reflex-worker[plot]'), found none"

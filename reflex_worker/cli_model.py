@@ -66,7 +66,7 @@ def boot_driver(argv):
         return
     from . import _boot
 
-    capsule = _boot.start(device=int(device.partition(":")[2] or 0))
+    capsule = _boot.start(device=int(device.partition(":")[2] or 0))  # pyright: ignore
     if capsule is not None:
         from ._native import adopt_boot
 
