@@ -10,23 +10,23 @@ namespace reflex::cuda {
 
 // The names are macros in cuda.h (cuMemAlloc is cuMemAlloc_v2 ...), so both the type and the symbol
 // follow the header's version.
-#define REFLEX_DRIVER_CALLS(M)                                                                               \
-  M(cuGetErrorName)                                                                                          \
-  M(cuGetErrorString)                                                                                        \
-  M(cuDeviceGet)                                                                                             \
-  M(cuDeviceGetName)                                                                                         \
-  M(cuDeviceGetAttribute)                                                                                    \
-  M(cuDeviceTotalMem)                                                                                        \
-  M(cuDevicePrimaryCtxRetain) M(cuCtxSetCurrent) M(cuCtxGetCurrent) M(cuCtxSynchronize) M(cuMemAlloc)        \
-      M(cuMemFree) M(cuMemGetInfo) M(cuMemHostRegister) M(cuMemHostUnregister) M(cuMemHostAlloc)             \
-          M(cuMemFreeHost) M(cuMemcpyHtoDAsync) M(cuMemcpyDtoHAsync) M(cuMemcpyDtoDAsync) M(cuMemcpy2DAsync) \
-              M(cuMemsetD8Async) M(cuStreamCreate) M(cuStreamDestroy) M(cuStreamSynchronize)                 \
-                  M(cuStreamQuery) M(cuStreamWaitEvent) M(cuStreamBeginCapture) M(cuStreamEndCapture)        \
-                      M(cuEventCreate) M(cuEventDestroy) M(cuEventRecord) M(cuEventSynchronize)              \
-                          M(cuEventQuery) M(cuModuleLoadData) M(cuModuleUnload) M(cuModuleGetFunction)       \
-                              M(cuFuncSetAttribute) M(cuFuncGetAttribute) M(cuLaunchKernelEx)                \
-                                  M(cuGraphInstantiateWithFlags) M(cuGraphLaunch) M(cuGraphDestroy)          \
-                                      M(cuGraphExecDestroy)
+#define REFLEX_DRIVER_CALLS(M)                                                                              \
+  M(cuGetErrorName)                                                                                         \
+  M(cuGetErrorString)                                                                                       \
+  M(cuDeviceGet)                                                                                            \
+  M(cuDeviceGetName)                                                                                        \
+  M(cuDeviceGetAttribute)                                                                                   \
+  M(cuDeviceTotalMem)                                                                                       \
+  M(cuDevicePrimaryCtxRetain)                                                                               \
+  M(cuCtxSetCurrent) M(cuCtxGetCurrent) M(cuCtxSynchronize) M(cuMemAlloc) M(cuMemFree) M(cuMemGetInfo)      \
+      M(cuMemHostRegister) M(cuMemHostUnregister) M(cuMemHostAlloc) M(cuMemFreeHost) M(cuMemcpyHtoDAsync)   \
+          M(cuMemcpyDtoHAsync) M(cuMemcpyDtoDAsync) M(cuMemcpy2DAsync) M(cuMemsetD8Async) M(cuStreamCreate) \
+              M(cuStreamDestroy) M(cuStreamSynchronize) M(cuStreamQuery) M(cuStreamWaitEvent)               \
+                  M(cuStreamBeginCapture) M(cuStreamEndCapture) M(cuEventCreate) M(cuEventDestroy)          \
+                      M(cuEventRecord) M(cuEventSynchronize) M(cuEventQuery) M(cuModuleLoadData)            \
+                          M(cuModuleUnload) M(cuModuleGetFunction) M(cuFuncSetAttribute)                    \
+                              M(cuFuncGetAttribute) M(cuLaunchKernelEx) M(cuGraphInstantiateWithFlags)      \
+                                  M(cuGraphLaunch) M(cuGraphDestroy) M(cuGraphExecDestroy)
 
 struct Driver {
 #define REFLEX_CALL(name) decltype(&::name) name = nullptr;
