@@ -10,6 +10,7 @@ namespace reflex::cuda {
 
 // The names are macros in cuda.h (cuMemAlloc is cuMemAlloc_v2 ...), so both the type and the symbol
 // follow the header's version.
+// clang-format off
 #define REFLEX_DRIVER_CALLS(M)                                                                              \
   M(cuGetErrorName)                                                                                         \
   M(cuGetErrorString)                                                                                       \
@@ -27,6 +28,7 @@ namespace reflex::cuda {
                           M(cuModuleUnload) M(cuModuleGetFunction) M(cuFuncSetAttribute)                    \
                               M(cuFuncGetAttribute) M(cuLaunchKernelEx) M(cuGraphInstantiateWithFlags)      \
                                   M(cuGraphLaunch) M(cuGraphDestroy) M(cuGraphExecDestroy)
+// clang-format on
 
 struct Driver {
 #define REFLEX_CALL(name) decltype(&::name) name = nullptr;
