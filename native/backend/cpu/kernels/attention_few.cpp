@@ -32,10 +32,11 @@ Part cut_part(const AttentionArgs& a, int32_t rows, float* p) {
   return {p, p + n, p + (2 * n + 15) / 16 * 16, round_up(a.v_head_dim)};
 }
 
-/// Values d .. d + W - 1 of a row of n, zero past its end.
-template <bool F16>
+/// Values d .. d + W - 1 of a row of n, zero past its end; WHOLE: it ends no earlier. A template, for a
+/// branch between the loads would push the sums out of registers.
+template <bool F16, bool WHOLE>
 vf widen_at(const uint8_t* row, int32_t d, int32_t n) {
-  if (d + W <= n) return load_state<F16>(row, static_cast<size_t>(d));
+  if constexpr (WHOLE) return load_state<F16>(row, static_cast<size_t>(d));
   float part[W];
   widen<F16>(row, static_cast<size_t>(d), n - d, part);
   return load(part);
@@ -55,24 +56,32 @@ struct Streams {
   }
 };
 
+// s[i * W / N + k] += q[i] . K[k] over dimensions d .. d + W - 1, for N queries and W / N keys.
+template <bool F16, int N, bool WHOLE>
+inline __attribute__((always_inline)) void score_step(const uint8_t* const* keys, const float* q, int32_t ldq,
+                                                      int32_t d, int32_t hd, vf (&s)[W]) {
+  constexpr int kStep = W / N;
+  vf x[N];
+  REFLEX_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = load(q + i * ldq + d);
+  REFLEX_UNROLL
+  for (int k = 0; k < kStep; ++k) {
+    const vf key = widen_at<F16, WHOLE>(keys[k], d, hd);
+    REFLEX_UNROLL
+    for (int i = 0; i < N; ++i) s[i * kStep + k] = fma(x[i], key, s[i * kStep + k]);
+  }
+}
+
 // p[i][j] = q[i] . K[j] for N queries, ldq apart.
 template <bool F16, int N>
 void scores(const AttentionArgs& a, const SlotBlock& b, const Streams& at, const float* q, int32_t ldq,
             float (*p)[kSlots]) {
   constexpr int kStep = W / N;  // slots at once: W sums
+  const int32_t hd = a.head_dim, whole = hd / W * W;
   for (int32_t j = 0; j < kSlots && j < b.n; j += kStep) {
     vf s[W] = {};
-    for (int32_t d = 0; d < a.head_dim; d += W) {
-      vf x[N];
-      REFLEX_UNROLL
-      for (int i = 0; i < N; ++i) x[i] = load(q + i * ldq + d);
-      REFLEX_UNROLL
-      for (int k = 0; k < kStep; ++k) {
-        const vf key = widen_at<F16>(at.k[j + k], d, a.head_dim);
-        REFLEX_UNROLL
-        for (int i = 0; i < N; ++i) s[i * kStep + k] = fma(x[i], key, s[i * kStep + k]);
-      }
-    }
+    for (int32_t d = 0; d < whole; d += W) score_step<F16, N, true>(at.k + j, q, ldq, d, hd, s);
+    if (whole < hd) score_step<F16, N, false>(at.k + j, q, ldq, whole, hd, s);
     float sums[W];
     store(sums, sums_of(s));
     REFLEX_UNROLL
@@ -101,7 +110,7 @@ float soften(const SlotBlock& b, int32_t prefix, int32_t r, float* p, float& m, 
 }
 
 // acc[i] <- acc[i] * keep[i] + sum_j p[i][j] V[j] for N queries; V vectors from value d on.
-template <bool F16, int N, int V>
+template <bool F16, int N, int V, bool WHOLE>
 void accumulate(const AttentionArgs& a, const SlotBlock& b, const Streams& at, const float (*p)[kSlots],
                 const float* keep, int32_t d, float* acc, int32_t ld) {
   vf o[N][V];
@@ -113,7 +122,7 @@ void accumulate(const AttentionArgs& a, const SlotBlock& b, const Streams& at, c
   for (int32_t j = 0; j < b.n; ++j) {
     REFLEX_UNROLL
     for (int v = 0; v < V; ++v) {
-      const vf value = widen_at<F16>(at.v[j], d + v * W, a.v_head_dim);
+      const vf value = widen_at<F16, WHOLE>(at.v[j], d + v * W, a.v_head_dim);
       REFLEX_UNROLL
       for (int i = 0; i < N; ++i) o[i][v] = fma(splat(p[i][j]), value, o[i][v]);
     }
@@ -140,9 +149,10 @@ void fold(const AttentionArgs& a, const RowBlock& rows, const SlotBlock& b, cons
   }
   float* acc = part.acc + i * part.ld;
   int32_t d = 0;
-  for (; d + kWide * W <= part.ld; d += kWide * W)
-    accumulate<F16, N, kWide>(a, b, at, p, keep, d, acc, part.ld);
-  for (; d < part.ld; d += W) accumulate<F16, N, 1>(a, b, at, p, keep, d, acc, part.ld);
+  for (; d + kWide * W <= a.v_head_dim; d += kWide * W)
+    accumulate<F16, N, kWide, true>(a, b, at, p, keep, d, acc, part.ld);
+  for (; d + W <= a.v_head_dim; d += W) accumulate<F16, N, 1, true>(a, b, at, p, keep, d, acc, part.ld);
+  if (d < a.v_head_dim) accumulate<F16, N, 1, false>(a, b, at, p, keep, d, acc, part.ld);
 }
 
 template <bool F16>

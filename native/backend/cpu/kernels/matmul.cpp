@@ -13,7 +13,7 @@ constexpr int32_t kMaxRowsF32 = 4;
 Form choose_form(uint32_t type, int32_t n_in, int32_t n_rows, bool exact) {
   if (exact || unpack_info(type).block == 0 || n_in % 32 != 0)
     return n_rows <= kMaxRowsF32 ? Form::row_f32 : Form::tile_f32;
-  return n_rows == 1 ? Form::row_i8 : Form::tile_i8;
+  return n_rows <= kMaxRowsI8 ? Form::row_i8 : Form::tile_i8;
 }
 
 size_t matmul_scratch(int32_t n_in, int32_t n_rows) {

@@ -1,4 +1,5 @@
-// y = W x for one row of 8-bit activations: a stream over the weights, bound by memory.
+// y = W x for a few rows of 8-bit activations, one but for AVX-512: a stream over the weights, bound by
+// memory. A weight is decoded once, in a register, for all rows.
 //
 //   y = sum over blocks of  scale_w * scale_x * dot(w, x)  -  offset * scale_w * total_x
 //                           [+ min_w * total_x]             total_x = scale_x * sum of x
@@ -41,39 +42,67 @@ struct SourceUnpacked {
   __m512 mins(int n) const { return _mm512_maskz_loadu_ps(first(n), min); }
 };
 
-/// The sums of one weight row so far.
+/// The sums of one weight row against R activation rows so far. A single row has two, so that neither
+/// waits for the other; more rows are independent as they are.
+template <int R>
 struct Sums {
-  __m512 dot[2] = {};  ///< two, so that neither waits for the other
-  __m512 rest = {};    ///< offsets and minima
+  static constexpr int kSplit = R == 1 ? 2 : 1;
+  __m512 dot[R][kSplit] = {};
+  __m512 rest[R] = {};  ///< offsets and minima
 };
 
-/// One group of 16 blocks; n values of it are left in the row. x: its activations, xs and total:
-/// their scales and totals; ahead: where to fetch from memory meanwhile, kLines lines.
-template <class S, bool WHOLE>
-void dot_group(const S& s, int32_t n, const int8_t* x, const float* xs, const float* total,
-               const uint8_t* ahead, Sums& sums) {
-  constexpr int kPerChunk = 64 / S::kBlock;
+/// The records of R activation rows, at the group in work.
+template <int R>
+struct Records {
+  const int8_t* x[R];
+  const float* scale[R];
+  const float* total[R];
+  Records(const uint8_t* record, const RowLayout& at, int block) {
+    for (int r = 0; r < R; ++r, record += at.stride) {
+      x[r] = reinterpret_cast<const int8_t*>(record);
+      scale[r] = reinterpret_cast<const float*>(record + at.scale);
+      total[r] = reinterpret_cast<const float*>(record + (block == 32 ? at.total32 : at.total16));
+    }
+  }
+};
+
+/// One group of 16 blocks, number g; n values of it are left in the row. ahead: where to fetch from
+/// memory meanwhile, a line per 64 values.
+template <class S, int R, bool WHOLE>
+inline __attribute__((always_inline)) void dot_group(const S& s, int32_t n, const Records<R>& in, int32_t g,
+                                                     const uint8_t* ahead, Sums<R>& sums) {
+  constexpr int kPerChunk = 64 / S::kBlock, kValues = 16 * S::kBlock;
   const int blocks = WHOLE ? 16 : n / S::kBlock;
   const auto mask = (__mmask16)(WHOLE ? 0xFFFF : (1 << blocks) - 1);
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  __m512 scale_x;
-  if (S::kBlock == 32)
-    scale_x = _mm512_maskz_loadu_ps(mask, xs);
-  else  // eight scales, each for two blocks
-    scale_x = _mm512_maskz_permutexvar_ps(mask, _mm512_srli_epi32(lane, 1),
-                                          _mm512_castps256_ps512(_mm256_loadu_ps(xs)));
-  const __m512 scale_w = s.scales(blocks), total_x = _mm512_maskz_loadu_ps(mask, total);
-  const __m512 scale = scale_w * scale_x;
-  if (S::kOffset) sums.rest = _mm512_fnmadd_ps(scale_w * (float)S::kOffset, total_x, sums.rest);
-  if (S::kHasMin) sums.rest = _mm512_fmadd_ps(s.mins(blocks), total_x, sums.rest);
+  const __m512 scale_w = s.scales(blocks);
+  __m512 scale[R];
+  REFLEX_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const float* xs = in.scale[r] + g * kValues / 32;
+    __m512 scale_x;
+    if (S::kBlock == 32)
+      scale_x = _mm512_maskz_loadu_ps(mask, xs);
+    else  // eight scales, each for two blocks
+      scale_x = _mm512_maskz_permutexvar_ps(mask, _mm512_srli_epi32(lane, 1),
+                                            _mm512_castps256_ps512(_mm256_loadu_ps(xs)));
+    const __m512 total_x = _mm512_maskz_loadu_ps(mask, in.total[r] + 16 * g);
+    scale[r] = scale_w * scale_x;
+    if (S::kOffset) sums.rest[r] = _mm512_fnmadd_ps(scale_w * (float)S::kOffset, total_x, sums.rest[r]);
+    if (S::kHasMin) sums.rest[r] = _mm512_fmadd_ps(s.mins(blocks), total_x, sums.rest[r]);
+  }
   // Lane i of chunk c belongs to block c * kPerChunk + i / (16 / kPerChunk).
   const __m512i block_of_lane = _mm512_srli_epi32(lane, S::kBlock == 32 ? 3 : 2);
-  const auto add = [&](int c, __m512i w) {
+  const auto add = [&](int c, __m512i w) __attribute__((always_inline)) {
     __builtin_prefetch(ahead + 64 * c, 0, 3);
-    const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512(x + 64 * c));
     const __m512i which = _mm512_add_epi32(block_of_lane, _mm512_set1_epi32(c * kPerChunk));
-    sums.dot[c % 2] =
-        _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(which, scale), sums.dot[c % 2]);
+    REFLEX_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m512i x = _mm512_loadu_si512(in.x[r] + g * kValues + 64 * c);
+      const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x);
+      __m512& sum = sums.dot[r][c % Sums<R>::kSplit];
+      sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(which, scale[r]), sum);
+    }
   };
   if (WHOLE) {
     REFLEX_UNROLL
@@ -85,31 +114,49 @@ void dot_group(const S& s, int32_t n, const int8_t* x, const float* xs, const fl
   }
 }
 
-/// `bytes` of the row are followed by the rows that this thread reads next.
-template <class S>
-float dot_source(S s, int32_t n, const uint8_t* record, const uint8_t* ahead, size_t bytes) {
+/// y[r * ldy] for R rows. `bytes` of the weight row are followed by the rows that this thread reads next.
+template <class S, int R>
+void dot_source(S s, int32_t n, const uint8_t* records, const uint8_t* ahead, size_t bytes, float* y,
+                size_t ldy) {
   constexpr int kValues = 16 * S::kBlock;  // of a group
   const RowLayout at(n);
-  const auto* x = reinterpret_cast<const int8_t*>(record);
-  const auto* xs = reinterpret_cast<const float*>(record + at.scale);
-  const auto* total = reinterpret_cast<const float*>(record + (S::kBlock == 32 ? at.total32 : at.total16));
+  const Records<R> in(records, at, S::kBlock);
   const size_t step = bytes * kValues / static_cast<size_t>(n);
-  Sums sums;
-  for (; n >= kValues; n -= kValues, x += kValues, xs += kValues / 32, total += 16, ahead += step, s.next())
-    dot_group<S, true>(s, n, x, xs, total, ahead, sums);
-  if (n > 0) dot_group<S, false>(s, n, x, xs, total, ahead, sums);
-  return sum(sums.dot[0] + sums.dot[1] + sums.rest);
+  Sums<R> sums;
+  int32_t g = 0;
+  for (; n >= kValues; n -= kValues, ++g, ahead += step, s.next())
+    dot_group<S, R, true>(s, n, in, g, ahead, sums);
+  if (n > 0) dot_group<S, R, false>(s, n, in, g, ahead, sums);
+  REFLEX_UNROLL
+  for (int r = 0; r < R; ++r) {
+    __m512 t = sums.dot[r][0];
+    if (R == 1) t = t + sums.dot[r][Sums<R>::kSplit - 1];
+    y[static_cast<size_t>(r) * ldy] = sum(t + sums.rest[r]);
+  }
+}
+
+template <class S>
+void dot_rows(const S& s, const MatmulArgs& a, const uint8_t* ahead, size_t bytes, float* y) {
+  static_assert(kMaxRowsI8 == 4);
+  const auto run = a.n_rows == 1   ? dot_source<S, 1>
+                   : a.n_rows == 2 ? dot_source<S, 2>
+                   : a.n_rows == 3 ? dot_source<S, 3>
+                                   : dot_source<S, 4>;
+  run(s, a.n_in, a.act, ahead, bytes, y, a.ldy);
 }
 
 template <int BLOCK, bool MIN>
-float dot_unpacked(const Unpacked& u, int32_t n, const uint8_t* record) {
-  return dot_source(SourceUnpacked<BLOCK, MIN>(u), n, record, record, 0);
+void dot_unpacked(const MatmulArgs& a, const Unpacked& u, float* y) {
+  dot_rows(SourceUnpacked<BLOCK, MIN>(u), a, u.q, 0, y);
 }
 
 #else
 
 template <int BLOCK, bool MIN>
-float dot_unpacked(const Unpacked& u, int32_t n, const uint8_t* record) {
+void dot_unpacked(const MatmulArgs& a, const Unpacked& u, float* y) {
+  static_assert(kMaxRowsI8 == 1);
+  const int32_t n = a.n_in;
+  const uint8_t* record = a.act;
   const RowLayout at(n);
   const auto* x = reinterpret_cast<const act_t*>(record);
   const auto* xs = reinterpret_cast<const float*>(record + at.scale);
@@ -124,17 +171,16 @@ float dot_unpacked(const Unpacked& u, int32_t n, const uint8_t* record) {
     acc = fma(to_float(dot), splat(u.scale[b] * xs[b * BLOCK / kQuantBlock]), acc);
     if (MIN) rest += u.min[b] * total[b];
   }
-  return sum(acc) + rest;
+  *y = sum(acc) + rest;
 }
 
 #endif
 
-float dot_any(const UnpackInfo& type, const Unpacked& u, int32_t n, const uint8_t* record) {
-  if (type.block == kQuantBlock)
-    return type.has_min ? dot_unpacked<kQuantBlock, true>(u, n, record)
-                        : dot_unpacked<kQuantBlock, false>(u, n, record);
-  return type.has_min ? dot_unpacked<kHalfBlock, true>(u, n, record)
-                      : dot_unpacked<kHalfBlock, false>(u, n, record);
+void dot_any(const MatmulArgs& a, const UnpackInfo& type, const Unpacked& u, float* y) {
+  const auto run = type.block == kQuantBlock
+                       ? (type.has_min ? dot_unpacked<kQuantBlock, true> : dot_unpacked<kQuantBlock, false>)
+                       : (type.has_min ? dot_unpacked<kHalfBlock, true> : dot_unpacked<kHalfBlock, false>);
+  run(a, u, y);
 }
 
 void prefetch_row(const uint8_t* w, size_t bytes) {
@@ -147,9 +193,8 @@ void matvec_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32
   const auto row = [&](int32_t j) { return a.w + static_cast<size_t>(j) * a.row_bytes; };
 #if defined(__AVX512VNNI__)
   if (with_source(a.type, [&]<class S>() {
-        for (int32_t j = begin; j < end; ++j) {
-          a.y[j - begin] = dot_source(S(row(j)), a.n_in, a.act, row(j) + kAhead, a.row_bytes);
-        }
+        for (int32_t j = begin; j < end; ++j)
+          dot_rows(S(row(j)), a, row(j) + kAhead, a.row_bytes, a.y + (j - begin));
       }))
     return;
 #endif
@@ -157,7 +202,7 @@ void matvec_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32
   for (int32_t j = begin; j < end; ++j) {
     prefetch_row(row(j), a.row_bytes);
     type.row(row(j), a.n_in, s.u.q, s.u.scale, s.u.min);
-    a.y[j - begin] = dot_any(type, s.u, a.n_in, a.act);
+    dot_any(a, type, s.u, a.y + (j - begin));
   }
 }
 

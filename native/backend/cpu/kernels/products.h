@@ -12,7 +12,14 @@ constexpr int32_t kGroup = 6;
 constexpr int32_t kChunk = 48;
 static_assert(kChunk % kGroup == 0 && kChunk % W == 0);
 
-/// One activation row, 8-bit.
+/// Rows of 8-bit activations that matvec_i8 takes at most; more go in tiles.
+#if defined(__AVX512VNNI__)
+constexpr int32_t kMaxRowsI8 = 4;
+#else
+constexpr int32_t kMaxRowsI8 = 1;
+#endif
+
+/// Up to kMaxRowsI8 activation rows, 8-bit.
 void matvec_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32_t end);
 /// Any number of activation rows, 8-bit.
 void matmul_tile_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32_t end);
