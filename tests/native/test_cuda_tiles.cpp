@@ -55,22 +55,26 @@ std::vector<uint8_t> random_rows(GgmlType type, int rows, int n_in, std::mt19937
   return bytes;
 }
 
-template <class T, int u, int p>
-void read_quarter(const typename T::Raw& raw, int lane, float* y) {
-  h2 w[4];
-  T::template quarter<u, p>(raw, T::template scales<u>(raw, lane), w);
-  for (int i = 0; i < 4; ++i) {
-    y[8 * p + 2 * i] = f16_value(w[i] & 0xFFFF) / T::kScale;
-    y[8 * p + 2 * i + 1] = f16_value(w[i] >> 16) / T::kScale;
+/// The lane's 32 values of a unit, through f16.
+template <class T>
+void read_unit(const uint8_t* cell, int u, int lane, float* y) {
+  const Scales scales = T::scales(cell, u, lane);
+  for (int p = 0; p < 4; ++p) {
+    h2 w[4];
+    T::quarter(cell, u, p, lane, scales, w);
+    for (int i = 0; i < 4; ++i) {
+      y[8 * p + 2 * i] = f16_value(w[i] & 0xFFFF) / T::kScale;
+      y[8 * p + 2 * i + 1] = f16_value(w[i] >> 16) / T::kScale;
+    }
   }
 }
 
 /// The same values through the integer form.
-template <class T, int u, int p>
-void read_ints(const typename T::Raw& raw, int lane, float* y) {
+template <class T, int p>
+void read_ints(const uint8_t* cell, int u, int lane, float* y) {
   uint32_t words[2];
-  T::template ints<u, p>(raw, words);
-  const Factors f = T::template factors<u>(raw, lane);
+  T::template ints<p>(T::bits(cell, u, lane), words);
+  const Factors f = T::factors(cell, u, lane);
   for (int i = 0; i < 8; ++i) {
     const int byte = T::kNibbleOrder ? field_byte(i) : i % 4, word = T::kNibbleOrder ? field_half(i) : i / 4;
     const auto q = static_cast<float>(static_cast<int8_t>(words[word] >> 8 * byte) - T::kOffset);
@@ -79,22 +83,14 @@ void read_ints(const typename T::Raw& raw, int lane, float* y) {
   }
 }
 
-template <class T, int u>
-void read_int_unit(const typename T::Raw& raw, int lane, float* y) {
+template <class T>
+void read_int_unit(const uint8_t* cell, int u, int lane, float* y) {
   if constexpr (T::kIntegers) {
-    read_ints<T, u, 0>(raw, lane, y);
-    read_ints<T, u, 1>(raw, lane, y);
-    read_ints<T, u, 2>(raw, lane, y);
-    read_ints<T, u, 3>(raw, lane, y);
+    read_ints<T, 0>(cell, u, lane, y);
+    read_ints<T, 1>(cell, u, lane, y);
+    read_ints<T, 2>(cell, u, lane, y);
+    read_ints<T, 3>(cell, u, lane, y);
   }
-}
-
-template <class T, int u>
-void read_unit(const typename T::Raw& raw, int lane, float* y) {
-  read_quarter<T, u, 0>(raw, lane, y);
-  read_quarter<T, u, 1>(raw, lane, y);
-  read_quarter<T, u, 2>(raw, lane, y);
-  read_quarter<T, u, 3>(raw, lane, y);
 }
 
 template <GgmlType kType>
@@ -117,14 +113,10 @@ float worst_error(int n_rows, int n_in) {
       for (int w = 0; w < T::kBytes / 4; ++w) cell[static_cast<size_t>(w)] = T::word(rows, c, w);
       std::memcpy(aligned.data(), cell.data(), T::kBytes);
       for (int lane = 0; lane < 32; ++lane) {
-        typename T::Raw raw;
-        T::load(raw, reinterpret_cast<const uint8_t*>(aligned.data()), lane);
         float got[64] = {}, ints[64] = {};
-        read_unit<T, 0>(raw, lane, got);
-        read_int_unit<T, 0>(raw, lane, ints);
-        if constexpr (T::kCell == 256) {
-          read_unit<T, 1>(raw, lane, got + 32);
-          read_int_unit<T, 1>(raw, lane, ints + 32);
+        for (int u = 0; u < T::kCell / kUnit; ++u) {
+          read_unit<T>(reinterpret_cast<const uint8_t*>(aligned.data()), u, lane, got + 32 * u);
+          read_int_unit<T>(reinterpret_cast<const uint8_t*>(aligned.data()), u, lane, ints + 32 * u);
         }
         const int row = first + lane / 4;
         std::vector<float> want(static_cast<size_t>(n_cells) * T::kCell, 0.0f);

@@ -23,6 +23,13 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
                : "r"(shared_address(p)));
 }
 
+/// 2^x to two units in the last place; 0 for -inf.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 template <int HD>
 struct Flash {
   static constexpr int kStride = HD + kPad;  ///< halves per slot in shared memory: no bank twice in 8 rows
@@ -124,20 +131,38 @@ struct Flash {
       }
   }
 
-  /// -inf where a row does not see a slot
+  /// Which of the 64 slots from base a row sees: its prefix, and what its mask names.
+  static __device__ __forceinline__ uint64_t seen_slots(const AttentionParams& p, const PassHeader& header,
+                                                        int base, int pass_row, int prefix) {
+    const int n = min(max(prefix - base, 0), 64);
+    uint64_t seen = n == 64 ? ~0ull : (1ull << n) - 1;
+    if (!header.mask_words) return seen;
+    const uint32_t* mask = p.pass.mask + static_cast<size_t>(pass_row) * header.mask_words;
+#pragma unroll 1
+    for (int w = max(0, (base - header.mask_base) / 32); w < header.mask_words; ++w) {
+      const int at = header.mask_base + 32 * w - base;  // of the word's first bit, among the 64
+      if (at >= 64) break;
+      if (at > -32)
+        seen |= at >= 0 ? static_cast<uint64_t>(mask[w]) << at : static_cast<uint64_t>(mask[w]) >> -at;
+    }
+    return seen;
+  }
+
+  /// -inf where a row does not see a slot; nothing is seen beyond the block's last row's own.
   static __device__ __forceinline__ void hide(const AttentionParams& p, const PassHeader& header, int base,
                                               int end, const int (&pass_row)[2], const int (&prefix)[2],
                                               float (&score)[kTileN][4], int t) {
     if (base + kSlots <= min(prefix[0], prefix[1])) return;
+    const uint64_t in_range = end - base >= 64 ? ~0ull : (1ull << (end - base)) - 1;
 #pragma unroll
-    for (int n = 0; n < kTileN; ++n)
+    for (int r = 0; r < 2; ++r) {
+      const uint64_t seen = (seen_slots(p, header, base, pass_row[r], prefix[r]) & in_range) >> (2 * t);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int slot = base + n * 8 + 2 * t + i % 2, r = i / 2;
-        if (slot >= end ||
-            !row_sees(p.pass, header.mask_base, header.mask_words, pass_row[r], slot, prefix[r]))
-          score[n][i] = -INFINITY;
-      }
+      for (int n = 0; n < kTileN; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (!(seen >> (8 * n + i) & 1)) score[n][2 * r + i] = -INFINITY;
+    }
   }
 
   /// The running softmax: score becomes its weights, o and total are scaled to the new maximum.
@@ -151,14 +176,14 @@ struct Flash {
       m = fmaxf(m, __shfl_xor_sync(kFull, m, 1));
       m = fmaxf(m, __shfl_xor_sync(kFull, m, 2));
       const float safe = m == -INFINITY ? 0.0f : m;  // a row that sees nothing yet
-      const float keep = exp2f(top[r] - safe);
+      const float keep = exp2_fast(top[r] - safe);
       top[r] = m;
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < kTileN; ++n)
 #pragma unroll
         for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          score[n][i] = exp2f(score[n][i] - safe);
+          score[n][i] = exp2_fast(score[n][i] - safe);
           sum += score[n][i];
         }
       total[r] = total[r] * keep + sum;  // of this lane's slots; the four lanes add up at the end
@@ -196,17 +221,18 @@ struct Flash {
       total[r] += __shfl_xor_sync(kFull, total[r], 1);
       total[r] += __shfl_xor_sync(kFull, total[r], 2);
       if (row[r] < 0) continue;
+      const float inverse = 1.0f / total[r];
+      // Of the fragments (tile.h), 8 values on are two steps on, 32 are the next lane.
+      uint32_t* halves = static_cast<uint32_t*>(p.out_f16) +
+                         (p.out_f16 ? fragment_index(row[r], head[r] * HD + 2 * t, p.out_units) / 2 : 0);
+      float* out = p.out + (static_cast<size_t>(row[r]) * p.n_heads + head[r]) * HD + 2 * t;
 #pragma unroll
       for (int n = 0; n < kTileD; ++n) {
-        const int d = n * 8 + 2 * t;
-        const float a = o[n][2 * r] / total[r], b = o[n][2 * r + 1] / total[r];
-        if (p.out_f16) {
-          auto* out = static_cast<uint32_t*>(p.out_f16);
-          out[fragment_index(row[r], head[r] * HD + d, p.out_units) / 2] = activation_pair(a, b);
-        } else {
-          *reinterpret_cast<float2*>(p.out + (static_cast<size_t>(row[r]) * p.n_heads + head[r]) * HD + d) = {
-              a, b};
-        }
+        const float a = o[n][2 * r] * inverse, b = o[n][2 * r + 1] * inverse;
+        if (p.out_f16)
+          halves[n % 4 * (2 * 32 * 4) + n / 4 * 4] = activation_pair(a, b);
+        else
+          *reinterpret_cast<float2*>(out + n * 8) = {a, b};
       }
     }
   }

@@ -2,8 +2,8 @@
 // then attention over the whole sequence in splits, all in one launch. A block takes one key/value
 // head and a run of slots; half warps (a quarter at head size 64) keep a running softmax each over
 // every n-th slot, and merge at the end; the last block of a head merges the splits.
-// Refuses: trees, other head sizes, f32 states (attention.cu).
-#include "backend/cuda/rope.cuh"
+// Refuses: trees, other head sizes, heads of which a part rotates, f32 states (attention.cu).
+#include "backend/cuda/device.cuh"
 
 namespace reflex::cuda {
 
@@ -44,9 +44,8 @@ struct Kernel {
   static constexpr int kGroups = kThreads / kLanes, kWarps = kThreads / 32;
 
   struct Shared {
-    float heads[kWarps][HD];  ///< scratch of prepare_head
-    float q[QH][HD];          ///< times scale and log2(e)
-    float fresh[2][HD];       ///< the new slot's key and value, as the state has them
+    float q[QH][HD];     ///< times scale and log2(e)
+    float fresh[2][HD];  ///< the new slot's key and value, as the state has them
     float o[kWarps][QH][HD];
     float top[kWarps][QH], total[kWarps][QH];
     bool last;
@@ -127,24 +126,81 @@ struct Kernel {
     }
   }
 
+  // Of a head, a lane has the kOwn values from kOwn * lane.
+  static constexpr int kOwn = HD / 32;
+  /// What a head meets that is the same in every pass or known ahead of the wait.
+  struct HeadConstants {
+    float weight[kOwn], cosine[kOwn], sine[kOwn];
+  };
+  static __device__ __forceinline__ const HeadItem& item_of(const AttentionParams& p, int work) {
+    return work < QH ? p.q_item : work == QH ? p.k_item : p.v_item;
+  }
+  static __device__ __forceinline__ HeadConstants constants_of(const HeadItem& item) {
+    const int first = threadIdx.x % 32 * kOwn;
+    HeadConstants c;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      c.weight[i] = item.norm_weight ? item.norm_weight[first + i] : 1.0f;
+      c.cosine[i] = 1;
+      c.sine[i] = 0;
+      if (!item.rotation) continue;
+      const int pair = item.adjacent ? (first + i) / 2 : (first + i) % (HD / 2);
+      const float2 r = reinterpret_cast<const float2*>(item.rotation)[pair];
+      c.cosine[i] = r.x;
+      // The first of a pair takes the other's sine with a minus.
+      const bool is_first = item.adjacent ? (first + i) % 2 == 0 : first + i < HD / 2;
+      c.sine[i] = is_first ? -r.y : r.y;
+    }
+    return c;
+  }
+
+  /// norm(x), rotated: this lane's values. All dimensions rotate, or none.
+  static __device__ __forceinline__ void prepare_head(const HeadItem& item, const float* x,
+                                                      const HeadConstants& c, float (&v)[kOwn]) {
+    const int first = threadIdx.x % 32 * kOwn;
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      v[i] = x[first + i];
+      squares += v[i] * v[i];
+    }
+    const float factor =
+        item.norm_weight ? rsqrtf(warp_sum(squares) / static_cast<float>(HD) + item.eps) : 1.0f;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) v[i] *= factor * c.weight[i];
+    if (!item.rotation) return;
+    float other[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float far = __shfl_xor_sync(kFull, v[i], 16);  // half a head away
+      other[i] = item.adjacent ? v[i ^ 1] : far;
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) v[i] = v[i] * c.cosine[i] + other[i] * c.sine[i];
+  }
+
   /// The row's own heads: queries to shared memory in every block, key and value to the state in the
   /// block that `stores`.
   static __device__ __forceinline__ void prepare(const AttentionParams& p, int g, int slot, bool stores,
-                                                 Shared& s) {
-    const int warp = threadIdx.x / 32, n_work = QH + (stores ? 2 : 0);
+                                                 const HeadConstants& constants, Shared& s) {
+    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * kOwn, n_work = QH + (stores ? 2 : 0);
+#pragma unroll 1
     for (int w = warp; w < n_work; w += kWarps) {
-      float* head = s.heads[warp];
-      const HeadItem& item = w < QH ? p.q_item : w == QH ? p.k_item : p.v_item;
+      const HeadItem& item = item_of(p, w);
       const int h = w < QH ? g * QH + w : g;
-      prepare_head(item, item.x + static_cast<size_t>(h) * HD, rotation_of(item, 0), head);
-      for (int i = threadIdx.x % 32; i < HD; i += 32) {
-        if (w < QH)
-          s.q[w][i] = head[i] * (p.scale * kLog2E);
-        else
-          s.fresh[w - QH][i] = __half2float(__float2half_rn(head[i]));
+      float v[kOwn];
+      prepare_head(item, item.x + static_cast<size_t>(h) * HD, w == warp ? constants : constants_of(item), v);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (w < QH) {
+          s.q[w][first + i] = v[i] * (p.scale * kLog2E);
+        } else {
+          const __half rounded = __float2half_rn(v[i]);
+          s.fresh[w - QH][first + i] = __half2float(rounded);
+          static_cast<__half*>(item.state)[(static_cast<size_t>(slot) * item.n_heads + h) * HD + first + i] =
+              rounded;
+        }
       }
-      if (w >= QH) store_state(item, slot, h, head);
-      __syncwarp();
     }
     __syncthreads();
   }
@@ -191,9 +247,10 @@ struct Kernel {
     const int end = min(slot, begin + per_split);  // of the slots before the new one
     Batch batch;
     if (begin < end) load(p, g, begin, end, batch);
+    const HeadConstants constants = constants_of(item_of(p, threadIdx.x / 32));
     wait_for_inputs();
     if (split >= n_splits) return;
-    prepare(p, g, slot, stores, s);
+    prepare(p, g, slot, stores, constants, s);
 
     Running<QH> r;
 #pragma unroll
@@ -203,16 +260,20 @@ struct Kernel {
 #pragma unroll
       for (int i = 0; i < 8; ++i) r.o[h][i] = 0;
     }
+#pragma unroll 1
     for (int base = begin; base < end; base += kGroups * kBatch) {
       attend(batch, base, end, s, r);
       if (base + kGroups * kBatch < end) load(p, g, base + kGroups * kBatch, end, batch);
     }
     if (stores && threadIdx.x < 32) attend_fresh(s, r);
     merge_warps(r, s);
+#pragma unroll 1
     for (int i = threadIdx.x; i < QH * HD; i += kThreads) {
       const int h = i / HD, d = i % HD;
       float top = -INFINITY, total = 0, o = 0;
+#pragma unroll
       for (int w = 0; w < kWarps; ++w) top = fmaxf(top, s.top[w][h]);
+#pragma unroll 2
       for (int w = 0; w < kWarps; ++w) {
         const float weight = s.top[w][h] == -INFINITY ? 0.0f : exp2f(s.top[w][h] - top);
         total += weight * s.total[w][h];
@@ -246,12 +307,15 @@ struct Kernel {
     __syncthreads();
     if (!s.last) return;
     __threadfence();
+#pragma unroll 1
     for (int i = threadIdx.x; i < QH * HD; i += kThreads) {
       const int h = i / HD, d = i % HD;
       const size_t head = static_cast<size_t>(g) * QH + h;
       const float* partial = p.partial + head * kMaxSplits * (HD + 2);
       float top = -INFINITY, total = 0, o = 0;
+#pragma unroll 1
       for (int k = 0; k < n_splits; ++k) top = fmaxf(top, __ldcg(partial + k * (HD + 2) + HD));
+#pragma unroll 2
       for (int k = 0; k < n_splits; ++k) {
         const float w = exp2f(__ldcg(partial + k * (HD + 2) + HD) - top);
         total += w * __ldcg(partial + k * (HD + 2) + HD + 1);

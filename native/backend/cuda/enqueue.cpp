@@ -12,6 +12,8 @@ constexpr uint32_t kThreads = 256;
 constexpr uint32_t kBeginBlocks = 64;
 
 uint32_t blocks_for(size_t n) { return static_cast<uint32_t>((n + kThreads - 1) / kThreads); }
+/// Whether a head rotates whole or not at all.
+bool all_or_none(const HeadItem& h) { return !h.rotation || h.n_rot == h.head_dim; }
 bool half_warp_head(int32_t hd) { return hd == 64 || hd == 128; }
 }  // namespace
 
@@ -162,7 +164,8 @@ void CudaProgram::step(const AttentionStep& s) {
   }
   // The new row's heads and attention in one launch, where there is one row at the end of a chain.
   const bool one = now_.n_rows == 1 && p.n_rows == 1 && now_.chain && !f32 && op.head_dim == op.v_head_dim &&
-                   half_warp_head(op.head_dim) && op.n_heads / op.n_kv_heads <= 8;
+                   half_warp_head(op.head_dim) && op.n_heads / op.n_kv_heads <= 8 && all_or_none(q) &&
+                   all_or_none(k);
   if (!one) {
     HeadsParams heads{};
     heads.pass = arrays();
@@ -228,7 +231,7 @@ void CudaProgram::step(const HeadStep& s) {
   best.logits = logits_.at<float>();
   best.n_vocab = static_cast<int32_t>(part.weight->n_out());
   best.n_out = now_.n_out;
-  best.n_partial = found ? static_cast<int32_t>(launcher_->one_row_blocks(*part.at)) : kScanBlocks;
+  best.n_partial = found ? static_cast<int32_t>(launcher_->one_row_blocks(part)) : kScanBlocks;
   best.partial = best_partial_.at<Best>();
   best.out = results_.at<Best>(kResultsBest);
   best.done = results_.at<uint32_t>(kResultsDone);

@@ -11,14 +11,20 @@ namespace {
 
 constexpr int32_t kRawRows = 4;  // beyond, a type without tiles is decoded to F16 tiles once
 constexpr size_t kF16Scratch = size_t{64} << 20;
-constexpr uint32_t kElementThreads = 256;
+constexpr uint32_t kElementThreads = 256, kRowThreads = 512;
 constexpr int32_t kWorkspaceBlocks = 300;  // that share sums, at most: a little more than the SMs of any card
 // What merging a tile's split sums costs, in cells.
 constexpr double kMergeCost = 0.4;
-// In units of 128 values: what a block of several rows costs beside its sum, and what sharing one
-// adds; a finer split must be that much better.
-constexpr double kBlockCost = 3.0, kSplitCost = 4.0, kWorthwhile = 0.97;
-constexpr uint32_t kStaticShared = 64;  // of the kernel beside its ring
+// Microseconds on an H200, for choosing between shapes: of a block per 128 values of n_in, of a block
+// beside that, of merging splits and of what each leaves; a finer split must be that much better.
+struct BlockCost {
+  int32_t mt;
+  double unit;
+};
+constexpr BlockCost kBlockCosts[] = {{1, 0.5}, {2, 0.65}, {4, 1.8}, {8, 3.3}};
+constexpr double kBlockTime = 5.0, kMergeTime = 2.5, kMergeReadTime = 0.15, kWorthwhile = 0.97;
+constexpr uint32_t kStaticShared = 512;  // of a kernel beside its ring, at most
+constexpr int64_t kManyCells = 24;        // per multiprocessor: worth twice the threads
 
 /// The kernel of two types, where there is one.
 bool has_pair_kernel(GgmlType a, GgmlType b) {
@@ -27,6 +33,11 @@ bool has_pair_kernel(GgmlType a, GgmlType b) {
   REFLEX_TILED_PAIRS(REFLEX_PAIR)
 #undef REFLEX_PAIR
   return false;
+}
+
+/// Whether b's tiles come right after a's.
+bool follows(const Product& a, const Product& b) {
+  return b.at->at == a.at->at + static_cast<size_t>(a.at->n_tiles) * a.at->tile_bytes;
 }
 
 const char* type_name(GgmlType type) { return type_info(type).name; }
@@ -89,8 +100,28 @@ Launcher::Share Launcher::share_tiles(int32_t items, int32_t cells, uint32_t war
   return best;
 }
 
-uint32_t Launcher::one_row_blocks(const DeviceWeight& w) const {
-  return share_tiles(w.n_tiles, w.n_cells, kMatvecThreads / 32).blocks;
+// Threads of a one-row product: more where there is work for them, fewer where their rings do not fit.
+Launcher::RowShape Launcher::one_row_shape(int32_t tiles, int32_t cells, const TileGeometry& tile,
+                                           uint32_t cell_bytes, int32_t sides) const {
+  RowShape r;
+  const int64_t cells_per_sm = ceil_div(int64_t{tiles} * cells * sides, device_.sm_count());
+  r.units = cells * (tile.cell_values / kUnit);
+  const auto shared = [&](uint32_t threads) {
+    const uint32_t warps = threads / 32;
+    return static_cast<uint32_t>(r.units) * kMatvecUnitBytes +
+           warps * (kRing * cell_bytes + 2 * 2 * kTileRows * 4);
+  };
+  r.threads = cells_per_sm > kManyCells ? kMatvecThreads : kMatvecThreads / 2;
+  while (r.threads > 32 && shared(r.threads) + kStaticShared > device_.max_shared()) r.threads /= 2;
+  r.shared = shared(r.threads);
+  r.share = share_tiles(tiles, cells, r.threads / 32);
+  return r;
+}
+
+uint32_t Launcher::one_row_blocks(const Product& part) const {
+  const TileGeometry& tile = *tile_geometry(part.weight->type);
+  return one_row_shape(part.at->n_tiles, part.at->n_cells, tile, static_cast<uint32_t>(tile.cell_bytes), 1)
+      .share.blocks;
 }
 
 void Launcher::fill_part(TiledPart& part, const Product& p, int32_t first_tile) {
@@ -121,7 +152,7 @@ const float* Launcher::normed_rows(const Input& in) {
 
 const void* Launcher::to_fragments(const Input& in) {
   if (in.fragments) return in.x;
-  launch("norm", "rows_to_fragments", {static_cast<uint32_t>(in.rows)}, kElementThreads, 0,
+  launch("norm", "rows_to_fragments", {static_cast<uint32_t>(in.rows)}, kRowThreads, 0,
          FragmentParams{static_cast<const float*>(in.x), in.norm.weight, fragments_.at(), in.norm.eps,
                         in.rows, in.width, units(in.width)});
   return fragments_.at();
@@ -143,7 +174,11 @@ void Launcher::products(const Input& in, std::span<const Product> parts, void* s
     GgmlType second = with_tiles[i].weight->type;
     for (; i + n < with_tiles.size(); ++n) {
       const GgmlType first = with_tiles[i].weight->type, next = with_tiles[i + n].weight->type;
-      if (next == first || next == second) continue;
+      // One launch reads parts of a type as one run of tiles.
+      if (one && next == with_tiles[i + n - 1].weight->type &&
+          !follows(with_tiles[i + n - 1], with_tiles[i + n]))
+        break;
+      if (next == second || (next == first && second == first)) continue;
       if (!one || second != first || !has_pair_kernel(first, next)) break;
       second = next;
     }
@@ -176,45 +211,44 @@ void Launcher::tiled(const Input& in, const void* fragments, std::span<const Pro
 }
 
 void Launcher::one_row(const Input& in, std::span<const Product> parts, void* swiglu) {
-  constexpr uint32_t kWarps = kMatvecThreads / 32;
   const GgmlType first = parts[0].weight->type;
   GgmlType second = first;
   MatvecParams p{};
   int n = 0;
   int32_t tiles = 0;
+  uint32_t cell_bytes = 0;
   for (TiledPart& part : p.part) part.first_tile = INT32_MAX;
   for (const bool is_first : {true, false}) {  // the kernel takes all of one type, then all of the other
+    if (!is_first) p.first_b = n;
     for (const Product& part : parts) {
       if ((part.weight->type == first) != is_first) continue;
       if (!is_first) second = part.weight->type;
       fill_part(p.part[n++], part, swiglu ? 0 : tiles);
       tiles += part.at->n_tiles;
+      cell_bytes = std::max(cell_bytes, static_cast<uint32_t>(tile_geometry(part.weight->type)->cell_bytes));
     }
     if (is_first) p.end_a = tiles;
   }
+  p.first_b = std::min(p.first_b, kMaxParts - 1);
   p.end_b = tiles;
   if (swiglu) {  // gate and up are read side by side
     tiles = p.end_a = p.end_b = p.part[0].end_tile;
     p.part[0].out = static_cast<float*>(swiglu);
-    p.epilogue = Epilogue::swiglu;
   }
   p.x = static_cast<const float*>(in.x);
   p.norm_weight = in.norm.weight;
   p.norm_eps = in.norm.eps;
   p.width = in.width;
   p.n_cells = parts[0].at->n_cells;
-  const TileGeometry& tile = *tile_geometry(first);
-  p.n_units = p.n_cells * (tile.cell_values / kUnit);
-  const Share share = share_tiles(tiles, swiglu ? 2 * p.n_cells : p.n_cells, kWarps);
-  p.split = std::min(share.split, p.n_cells);
-  p.n_workers = static_cast<int32_t>(share.blocks * kWarps) / p.split;
+  const RowShape shape = one_row_shape(tiles, p.n_cells, *tile_geometry(first), cell_bytes, swiglu ? 2 : 1);
+  p.n_units = shape.units;
+  p.split = shape.share.split;
+  p.n_workers = static_cast<int32_t>(shape.share.blocks * (shape.threads / 32)) / p.split;
   p.begin_b = p.end_a / p.n_workers * p.n_workers;
   p.best = std::exchange(best_, nullptr);
-  std::string name = format("matvec_%s", type_name(first));
+  std::string name = format(swiglu ? "matvec_pair_%s" : "matvec_%s", type_name(first));
   if (second != first) name += format("_%s", type_name(second));
-  const uint32_t shared =
-      static_cast<uint32_t>(p.n_units) * kMatvecUnitBytes + 2 * 2 * kWarps * kTileRows * sizeof(float);
-  launch("matvec", name, {share.blocks}, kMatvecThreads, shared, p);
+  launch("matvec", name, {shape.share.blocks}, shape.threads, shape.shared, p);
 }
 
 // 16 mt rows a block; where that leaves multiprocessors idle, blocks share a sum.
@@ -239,31 +273,46 @@ void Launcher::rows(const Input& in, const void* fragments, std::span<const Prod
   p.n_rows = in.rows;
   p.n_units = cells * (tile.cell_values / kUnit);
 
-  int32_t mt = in.rows <= 16 ? 1 : in.rows <= 32 ? 2 : in.rows <= 64 ? 4 : 8;
-  const auto ring = [](int32_t m) { return static_cast<uint32_t>(matmul_stages(m) * m) * kSteps * 32 * 16; };
-  while (ring(mt) + kStaticShared > device_.max_shared()) mt /= 2;
-  const int32_t per_warp = matmul_tiles(mt) / (swiglu ? 2 : 1), warps = kMatmulThreads / 32;
-  int64_t groups = 0;
-  for (int i = 0; i < (swiglu ? 1 : p.n_parts); ++i)
-    groups += ceil_div(p.part[i].end_tile - p.part[i].first_tile, int64_t{per_warp} * warps);
-  const int64_t row_blocks = ceil_div(in.rows, 16 * mt), blocks = row_blocks * groups;
-  // As few splits as fill the card's last round well; a split should be worth its merge.
-  int64_t splits = 1;
-  double best_cost = 1e30;
-  for (int64_t s = 1; s <= cells && s * blocks <= kWorkspaceBlocks; ++s) {
-    const int64_t each = ceil_div(cells, s), n = ceil_div(cells, each);
-    const auto rounds = static_cast<double>(ceil_div(blocks * n, device_.sm_count()));
-    const double cost = rounds * (static_cast<double>(each) * tile.cell_values / kUnit + kBlockCost +
-                                  (n > 1 ? kSplitCost : 0));
-    if (cost < best_cost * kWorthwhile) best_cost = cost, splits = s;
-  }
-  p.cells_per_split = static_cast<int32_t>(ceil_div(cells, splits));
-  splits = ceil_div(cells, p.cells_per_split);
+  const MatmulShape shape = matmul_shape(p, cells, tile);
+  p.cells_per_split = shape.cells_per_split;
   p.workspace = workspace_.at<float>();
   p.tickets = matmul_tickets_.at<uint32_t>();
-  launch("matmul", format("matmul_%d_%s", mt, type_name(parts[0].weight->type)),
-         {static_cast<uint32_t>(row_blocks), static_cast<uint32_t>(groups), static_cast<uint32_t>(splits)},
-         kMatmulThreads, ring(mt), p);
+  launch("matmul", format("matmul_%d_%s", shape.mt, type_name(parts[0].weight->type)), shape.grid,
+         kMatmulThreads, shape.shared, p);
+}
+
+// The rows of a block and the splits of n_in that should take least: blocks in rounds over the
+// multiprocessors, each its units and what it costs beside them.
+Launcher::MatmulShape Launcher::matmul_shape(const MatmulParams& p, int32_t cells,
+                                             const TileGeometry& tile) const {
+  MatmulShape best;
+  double best_cost = 1e30;
+  const bool pair = p.epilogue == Epilogue::swiglu;
+  const int32_t units_per_cell = tile.cell_values / kUnit;
+  for (const BlockCost& c : kBlockCosts) {
+    if (c.mt > 1 && 8 * c.mt >= p.n_rows) continue;  // half of the block would be idle
+    const uint32_t shared = matmul_ring(device_.capability() >= 80, c.mt, tile.cell_values, tile.cell_bytes);
+    if (shared + kStaticShared > device_.max_shared()) continue;
+    const int64_t per_group = int64_t{8} * matmul_tiles(c.mt) / (pair ? 2 : 1);
+    int64_t groups = 0;
+    for (int i = 0; i < (pair ? 1 : p.n_parts); ++i)
+      groups += ceil_div(p.part[i].end_tile - p.part[i].first_tile, per_group);
+    const int64_t row_blocks = ceil_div(p.n_rows, 16 * c.mt), blocks = row_blocks * groups;
+    for (int64_t s = 1; s == 1 || (s <= cells && s * blocks <= kWorkspaceBlocks); ++s) {
+      const int64_t each = ceil_div(cells, s), n = ceil_div(cells, each);
+      const auto rounds = static_cast<double>(ceil_div(blocks * n, device_.sm_count()));
+      // A merge reads what all splits left: the more rows, the more of it.
+      const double merge = n > 1 ? kMergeTime + static_cast<double>(n * c.mt) * kMergeReadTime : 0;
+      const double cost = rounds * (static_cast<double>(each * units_per_cell) * c.unit + kBlockTime) + merge;
+      if (cost >= best_cost * kWorthwhile) continue;
+      best_cost = cost;
+      best = {c.mt,
+              static_cast<int32_t>(each),
+              shared,
+              {static_cast<uint32_t>(row_blocks), static_cast<uint32_t>(groups), static_cast<uint32_t>(n)}};
+    }
+  }
+  return best;
 }
 
 void Launcher::raw(const Input& in, const Product& part) {

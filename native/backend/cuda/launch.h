@@ -51,7 +51,7 @@ class Launcher {
   /// where so asked, and the parts' own `out` may be used as scratch.
   void products(const Input& in, std::span<const Product> parts, void* swiglu, bool swiglu_fragments);
   /// Blocks of a one-row product with a weight of tiles: as many leave their best output at `best`.
-  uint32_t one_row_blocks(const DeviceWeight& w) const;
+  uint32_t one_row_blocks(const Product& part) const;
   void set_best(Best* best) { best_ = best; }  ///< for the next one-row product
   void norm(const float* x, float* out, const Norming& n, int32_t n_groups, int32_t group);
   void attention(AttentionParams p, bool f32_states, bool one_row);
@@ -70,7 +70,20 @@ class Launcher {
     uint32_t blocks;
     int32_t split;
   };
+  struct RowShape {
+    Share share;
+    uint32_t threads = 0, shared = 0;
+    int32_t units = 0;
+  };
+  struct MatmulShape {
+    int32_t mt = 1, cells_per_split = 1;
+    uint32_t shared = 0;
+    Grid grid;
+  };
+  MatmulShape matmul_shape(const MatmulParams& p, int32_t cells, const TileGeometry& tile) const;
   Share share_tiles(int32_t items, int32_t cells, uint32_t warps) const;
+  RowShape one_row_shape(int32_t tiles, int32_t cells, const TileGeometry& tile, uint32_t cell_bytes,
+                         int32_t sides) const;
   void tiled(const Input& in, const void* fragments, std::span<const Product> parts, void* swiglu,
              bool swiglu_fragments);
   void one_row(const Input& in, std::span<const Product> parts, void* swiglu);

@@ -1,9 +1,10 @@
 // One row: y = W norm(x) [+ bias + residual], or silu(W_gate n(x)) * (W_up n(x)), W in tiles.
-// Bound by the bytes of W as long as little else is issued: quantised weights meet x as integers
-// (dp4a), x being 15 bits per value in two planes of bytes with a scale per 32, so that what rounding
-// costs is a thousandth of what 8 bits would. 16-bit floats go through the tensor cores. Weights of
-// the first cells are on their way before the kernel waits for its input.
-// Refuses: more than one row (matmul.cu).
+// Bound by the bytes of W as long as little else is done, so: every warp streams its cells through a
+// ring of its own in shared memory, filled before the kernel waits for its input; quantised weights
+// meet x as integers (dp4a), x being 15 bits a value in two planes of bytes with a step per 32, so
+// that what rounding costs is a thousandth of what 8 bits would; 16-bit floats go through the
+// tensor cores. The code is kept short and its loops rolled: at a few microseconds a launch,
+// fetching instructions is what costs. Refuses: more than one row (matmul.cu).
 #include <type_traits>
 
 #include "backend/cuda/device.cuh"
@@ -12,10 +13,9 @@ namespace reflex::cuda {
 
 namespace {
 
-constexpr int kHold = 4;            ///< quads of x a thread keeps between norm and staging
 constexpr int kPlane = 127 * 128;   ///< largest |x| as an integer: hi * 128 + lo, both bytes
-constexpr uint32_t kIntUnit = 320;  ///< bytes of shared memory per unit: planes and factors
-constexpr uint32_t kHalfUnit = kUnit * 2;
+constexpr float kTiniest = 1e-30f;  ///< a block of x that is smaller counts as zero
+constexpr uint32_t kIntUnit = kMatvecUnitBytes, kHalfUnit = kUnit * 2;
 
 template <class T>
 constexpr uint32_t unit_bytes() {
@@ -27,21 +27,23 @@ constexpr uint32_t unit_bytes() {
 /// Four values from c as integers. A unit is [plane][16-byte half][lane t][16] and then per lane
 /// {step, sum of the first 16, of the last 16, of all 32}; eight threads make a lane's 32 values.
 template <bool kNibbleOrder>
-__device__ __forceinline__ void stage_ints(uint8_t* unit, int c, float4 v) {
+__device__ __forceinline__ void stage_ints(uint8_t* unit, int c, const float (&v)[4]) {
   // As bits, the magnitude of a NaN is the largest of all: it reaches every sum.
-  uint32_t top = max(max(__float_as_uint(fabsf(v.x)), __float_as_uint(fabsf(v.y))),
-                     max(__float_as_uint(fabsf(v.z)), __float_as_uint(fabsf(v.w))));
+  uint32_t top = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(fabsf(v[i])));
 #pragma unroll
   for (int m = 1; m < 8; m *= 2) top = max(top, __shfl_xor_sync(kFull, top, m));
-  const float largest = __uint_as_float(top), per_step = largest > 0 ? kPlane / largest : 0.0f;
-  const int q[4] = {__float2int_rn(v.x * per_step), __float2int_rn(v.y * per_step),
-                    __float2int_rn(v.z * per_step), __float2int_rn(v.w * per_step)};
+  const float largest = __uint_as_float(top);
+  const float per_step = largest < kTiniest ? 0.0f : __fdividef(kPlane, largest);
   uint32_t hi = 0, lo = 0;
+  int sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int h = (q[i] + 64) >> 7;
+    const int q = __float2int_rn(v[i] * per_step), h = (q + 64) >> 7;
     hi |= (static_cast<uint32_t>(h) & 0xFF) << 8 * i;
-    lo |= (static_cast<uint32_t>(q[i] - (h << 7)) & 0xFF) << 8 * i;
+    lo |= (static_cast<uint32_t>(q - (h << 7)) & 0xFF) << 8 * i;
+    sum += q;
   }
   const int word = c % 32 / 4, t = c % kUnit / 32;
   if constexpr (kNibbleOrder) {  // of 8 values: 0 4 1 5 to the even word, 2 6 3 7 to the odd one
@@ -52,83 +54,69 @@ __device__ __forceinline__ void stage_ints(uint8_t* unit, int c, float4 v) {
   uint8_t* at = unit + word / 4 * 64 + t * 16 + word % 4 * 4;
   *reinterpret_cast<uint32_t*>(at) = hi;
   *reinterpret_cast<uint32_t*>(at + 128) = lo;
-  int sum = q[0] + q[1] + q[2] + q[3];
   sum += __shfl_xor_sync(kFull, sum, 1);
   sum += __shfl_xor_sync(kFull, sum, 2);
   const int last = __shfl_xor_sync(kFull, sum, 4);
   if (word == 0)
-    *reinterpret_cast<float4*>(unit + 256 + t * 16) = {
-        largest / kPlane, static_cast<float>(sum), static_cast<float>(last), static_cast<float>(sum + last)};
+    *reinterpret_cast<float4*>(unit + 256 + t * 16) = {largest * (1.0f / kPlane), static_cast<float>(sum),
+                                                       static_cast<float>(last),
+                                                       static_cast<float>(sum + last)};
 }
 
+/// x [times the norm's weight] to shared memory. The norm's own factor is common to all of x, so it
+/// is left for the sums: each warp leaves its share of the squares.
 template <class T>
-__device__ __forceinline__ void stage(uint8_t* x, int c, float4 v) {
-  uint8_t* unit = x + c / kUnit * unit_bytes<T>();
-  if constexpr (T::kIntegers)
-    stage_ints<T::kNibbleOrder>(unit, c, v);
-  else
-    *reinterpret_cast<uint2*>(unit + 2 * x_index(c % kUnit)) = {activation_pair(v.x, v.y),
-                                                                activation_pair(v.z, v.w)};
-}
-
-/// What of the norm's weight a thread will need; before the wait, since it is constant.
-struct Held {
-  float4 weight[kHold];
-};
-__device__ __forceinline__ bool fits_held(const MatvecParams& p) {
-  return p.n_units * kUnit <= kHold * 4 * static_cast<int>(blockDim.x);
-}
-__device__ __forceinline__ float4 quad_at(const float* p, int c, int width) {
-  return c < width ? *reinterpret_cast<const float4*>(p + c) : float4{0, 0, 0, 0};
-}
-__device__ __forceinline__ float4 scaled(float4 v, float f, float4 w) {
-  return {v.x * f * w.x, v.y * f * w.y, v.z * f * w.z, v.w * f * w.w};
-}
-__device__ __forceinline__ float squares(float4 v) { return v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w); }
-
-template <class T>
-__device__ __forceinline__ void stage_input(const MatvecParams& p, const Held& held, uint8_t* x,
-                                            float* scratch) {
-  const int padded = p.n_units * kUnit, first = threadIdx.x * 4, step = blockDim.x * 4;
-  if (!p.norm_weight) {
-    for (int c = first; c < padded; c += step) stage<T>(x, c, quad_at(p.x, c, p.width));
-    return;
-  }
-  const float mean = 1.0f / static_cast<float>(p.width);
+__device__ __forceinline__ void stage_input(const MatvecParams& p, uint8_t* x, float* squares) {
   float sum = 0;
-  if (fits_held(p)) {
-    float4 v[kHold];
-#pragma unroll
-    for (int i = 0; i < kHold; ++i) v[i] = quad_at(p.x, first + i * step, p.width);
-#pragma unroll
-    for (int i = 0; i < kHold; ++i) sum += squares(v[i]);
-    const float factor = rsqrtf(block_sum(sum, scratch) * mean + p.norm_eps);
-#pragma unroll
-    for (int i = 0; i < kHold; ++i)
-      if (first + i * step < padded) stage<T>(x, first + i * step, scaled(v[i], factor, held.weight[i]));
-    return;
+#pragma unroll 1
+  for (int c = threadIdx.x * 4; c < p.n_units * kUnit; c += blockDim.x * 4) {
+    float v[4] = {};
+    if (c < p.width) {
+      const float4 quad = *reinterpret_cast<const float4*>(p.x + c);
+      v[0] = quad.x, v[1] = quad.y, v[2] = quad.z, v[3] = quad.w;
+      if (p.norm_weight) {
+        const float4 w = *reinterpret_cast<const float4*>(p.norm_weight + c);
+        sum += v[0] * v[0] + v[1] * v[1] + (v[2] * v[2] + v[3] * v[3]);
+        v[0] *= w.x, v[1] *= w.y, v[2] *= w.z, v[3] *= w.w;
+      }
+    }
+    uint8_t* unit = x + c / kUnit * unit_bytes<T>();
+    if constexpr (T::kIntegers)
+      stage_ints<T::kNibbleOrder>(unit, c, v);
+    else
+      *reinterpret_cast<uint2*>(unit + 2 * x_index(c % kUnit)) = {activation_pair(v[0], v[1]),
+                                                                  activation_pair(v[2], v[3])};
   }
-  for (int c = first; c < padded; c += step) sum += squares(quad_at(p.x, c, p.width));
-  const float factor = rsqrtf(block_sum(sum, scratch) * mean + p.norm_eps);
-  for (int c = first; c < padded; c += step)
-    stage<T>(x, c, scaled(quad_at(p.x, c, p.width), factor, quad_at(p.norm_weight, c, p.width)));
+  if (!p.norm_weight) return;
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
+}
+
+/// What every sum is multiplied with: the norm's factor.
+__device__ __forceinline__ float norm_factor(const MatvecParams& p, const float* squares) {
+  if (!p.norm_weight) return 1.0f;
+  float sum = 0;
+#pragma unroll 8
+  for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) sum += squares[w];
+  return rsqrtf(sum / static_cast<float>(p.width) + p.norm_eps);
 }
 
 // ---- products ------------------------------------------------------------------------------
 
 /// This lane's share of the sum of row g over unit u of the cell.
-template <class T, int u>
-__device__ __forceinline__ float int_unit(const typename T::Raw& raw, const uint8_t* x, int lane) {
-  const auto* at = reinterpret_cast<const uint4*>(x + u * kIntUnit + lane % 4 * 16);
+template <class T>
+__device__ __forceinline__ float int_unit(const uint8_t* cell, int u, const uint8_t* x, int lane) {
+  const auto* at = reinterpret_cast<const uint4*>(x + lane % 4 * 16);
   const uint4 h0 = at[0], h1 = at[4], l0 = at[8], l1 = at[12];
   const float4 f = *reinterpret_cast<const float4*>(at + 16);
   const uint32_t h[8] = {h0.x, h0.y, h0.z, h0.w, h1.x, h1.y, h1.z, h1.w};
   const uint32_t l[8] = {l0.x, l0.y, l0.z, l0.w, l1.x, l1.y, l1.z, l1.w};
+  const typename T::Bits bits = T::bits(cell, u, lane);
   int hi[2] = {}, lo[2] = {};  // of the first and last 16 values
   const auto quarter = [&](auto p_constant) {
     constexpr int p = decltype(p_constant)::value;
     uint32_t q[2];
-    T::template ints<u, p>(raw, q);
+    T::template ints<p>(bits, q);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       hi[p / 2] = __dp4a(static_cast<int>(q[i]), static_cast<int>(h[2 * p + i]), hi[p / 2]);
@@ -139,7 +127,7 @@ __device__ __forceinline__ float int_unit(const typename T::Raw& raw, const uint
   quarter(std::integral_constant<int, 1>{});
   quarter(std::integral_constant<int, 2>{});
   quarter(std::integral_constant<int, 3>{});
-  const Factors s = T::template factors<u>(raw, lane);
+  const Factors s = T::factors(cell, u, lane);
   constexpr auto kOffset = static_cast<float>(T::kOffset);
   if constexpr (T::kHalves) {
     const float a = static_cast<float>((hi[0] << 7) + lo[0]) - kOffset * f.y;
@@ -155,200 +143,222 @@ __device__ __forceinline__ float int_unit(const typename T::Raw& raw, const uint
 /// Sums of a tile's rows under way in one warp.
 template <class T>
 struct Sum {
-  float lane = 0;        // integers: row g, this lane's values
-  float acc[2][4] = {};  // floats: mma accumulators, all 16 rows of x the same
+  float lane = 0;     // integers: row g, this lane's values
+  float acc[4] = {};  // floats: mma accumulators, all 16 rows of x the same
 
-  __device__ __forceinline__ void add(const typename T::Raw& raw, const uint8_t* x, int l) {
+  __device__ __forceinline__ void add(const uint8_t* cell, const uint8_t* x, int l) {
     if constexpr (T::kIntegers) {
-      lane += int_unit<T, 0>(raw, x, l);
-      if constexpr (T::kCell == 2 * kUnit) lane += int_unit<T, 1>(raw, x, l);
+#pragma unroll
+      for (int u = 0; u < T::kCell / kUnit; ++u) lane += int_unit<T>(cell, u, x + u * kIntUnit, l);
     } else {
       const auto* at = reinterpret_cast<const uint4*>(x) + l % 4;
-      const Scales none{};
-      const auto quarter = [&](auto p_constant) {
-        constexpr int p = decltype(p_constant)::value;
+#pragma unroll 1
+      for (int p = 0; p < 4; ++p) {
         h2 w[4];
-        T::template quarter<0, p>(raw, none, w);
+        T::quarter(cell, 0, p, l, {}, w);
         const uint4 a = at[4 * p];
-        mma(acc[0], a.x, 0, a.y, 0, w[0], w[1]);
-        mma(acc[1], a.z, 0, a.w, 0, w[2], w[3]);
-      };
-      quarter(std::integral_constant<int, 0>{});
-      quarter(std::integral_constant<int, 1>{});
-      quarter(std::integral_constant<int, 2>{});
-      quarter(std::integral_constant<int, 3>{});
+        mma(acc, a.x, 0, a.y, 0, w[0], w[1]);
+        mma(acc, a.z, 0, a.w, 0, w[2], w[3]);
+      }
     }
   }
   /// Row g's sum, in every lane of row g.
   __device__ __forceinline__ float row(int l, float scale) const {
     if constexpr (T::kIntegers) {
       return warp_sum<4>(lane);
-    } else {
-      const float even = (acc[0][0] + acc[1][0]) * scale, odd = (acc[0][1] + acc[1][1]) * scale;
-      const int g = l / 4;  // lane t of any row holds rows 2t and 2t + 1
-      const float e = __shfl_sync(kFull, even, g / 2), o = __shfl_sync(kFull, odd, g / 2);
-      return g % 2 ? o : e;
+    } else {  // lane t of any row holds rows 2t and 2t + 1
+      const int from = l / 4 / 2;
+      const float even = __shfl_sync(kFull, acc[0], from), odd = __shfl_sync(kFull, acc[1], from);
+      return (l / 4 % 2 ? odd : even) * scale;
     }
   }
 };
 
 // ---- the kernel ------------------------------------------------------------------------------
 
-__device__ __forceinline__ const TiledPart& part_of(const MatvecParams& p, int tile) {
-  return p.part[tile >= p.part[2].first_tile ? 2 : tile >= p.part[1].first_tile ? 1 : 0];
+/// The cells this warp reads, in order: those of its share of each of its worker's tiles; with
+/// kPair gate and up in turn. They pass through kRing places of shared memory.
+template <class T, bool kPair>
+struct Stream {
+  static constexpr int kSides = kPair ? 2 : 1;
+  uint8_t* ring;                // (kRing, T::kBytes)
+  const uint8_t* tile[kSides];  // this share of the tile now read
+  const uint8_t* at;
+  size_t tile_step;
+  uint32_t cell_step;
+  int mine, left, side = 0, to_issue, slot = 0;
+
+  __device__ __forceinline__ void issue(int lane) {
+    if (to_issue > 0) {
+      --to_issue;
+      uint8_t* to = ring + slot * T::kBytes;
+      constexpr int kQuads = T::kBytes / 16;
+#pragma unroll
+      for (int i = 0; i < (kQuads + 31) / 32; ++i)
+        if (i * 32 + lane < kQuads) copy_quad(to + (i * 32 + lane) * 16, at + (i * 32 + lane) * 16);
+      slot = slot + 1 == kRing ? 0 : slot + 1;
+      at += cell_step;
+      if (--left == 0) {
+        left = mine;
+        if (kPair && side == 0) {
+          side = 1;
+        } else {
+          side = 0;
+          for (int k = 0; k < kSides; ++k) tile[k] += tile_step;
+        }
+        at = tile[kPair ? side : 0];
+      }
+    }
+    copy_commit();
+  }
+};
+
+/// Tiles [first, end) of one type: what the block does with them. `begin` runs once, when the ring is
+/// full and before the first cell is used: it waits for x and stages it.
+template <class T, bool kPair, class Begin>
+__device__ __forceinline__ void run_tiles(const MatvecParams& p, const TiledPart& base, int first, int end,
+                                          uint8_t* x, uint8_t* ring, float* sums, float* squares, Best& best,
+                                          Begin begin) {
+  constexpr uint32_t kCellX = T::kCell / kUnit * unit_bytes<T>();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, split = p.split;
+  const int share = warp & (split - 1), mine = (p.n_cells - share + split - 1) / split;
+  const int n_tiles = first < end ? (end - first + p.n_workers - 1) / p.n_workers : 0;
+  const size_t offset = static_cast<size_t>(first - base.first_tile) * base.tile_bytes + share * T::kBytes;
+  Stream<T, kPair> cells;
+  cells.ring = ring + warp * (kRing * T::kBytes);
+  cells.tile[0] = cells.at = base.tiles + offset;
+  if constexpr (kPair) cells.tile[1] = p.part[1].tiles + offset;
+  cells.tile_step = static_cast<size_t>(p.n_workers) * base.tile_bytes;
+  cells.cell_step = split * T::kBytes;
+  cells.mine = cells.left = mine;
+  cells.to_issue = n_tiles * mine * (kPair ? 2 : 1);
+
+  // The lanes that write, one a row.
+  const int row = split == 1 ? (lane % 4 ? -1 : lane / 4) : share == 0 && lane < kTileRows ? lane : -1;
+  const auto part_of = [&](int t) -> const TiledPart& {
+    return p.part[kPair ? 0 : t >= p.part[2].first_tile ? 2 : t >= p.part[1].first_tile ? 1 : 0];
+  };
+  // What a tile adds, asked for before its sum is known.
+  const auto residual_of = [&](int t) {
+    if (kPair || row < 0 || t >= end) return 0.0f;
+    const TiledPart& part = part_of(t);
+    const int out = (t - part.first_tile) * kTileRows + row;
+    return part.residual && out < part.n_out ? part.residual[out] : 0.0f;
+  };
+  const int total = cells.to_issue;
+  const uint8_t* x_first = x + share * kCellX;
+  const uint8_t* x_at = x_first;
+  // So few cells that the ring takes them all: none is left to issue, or to count.
+  const bool all_issued = total < kRing;
+  int used = 0, left = mine, tile = first, parity = 0, side = 0;
+  float factor = 1.0f, gate = 0, residual = 0;
+  Sum<T> sum;
+#pragma unroll 1
+  for (int i = -min(total, kRing - 1); i < max(total, 1); ++i) {
+    if (i == 0) {
+      begin();
+      factor = norm_factor(p, squares);
+      residual = residual_of(first);
+    }
+    if (i >= 0) {
+      if (all_issued)
+        copy_wait<0>();
+      else
+        copy_wait<kRing - 2>();
+      __syncwarp();  // all lanes' copies are here, and all have done with the place to be filled
+    }
+    cells.issue(lane);
+    if (i < 0 || i >= total) continue;
+    sum.add(cells.ring + used * T::kBytes, x_at, lane);
+    used = used + 1 == kRing ? 0 : used + 1;
+    x_at += split * kCellX;
+    if (--left) continue;
+    left = mine;
+    x_at = x_first;
+    float y = sum.row(lane, kPair && side ? p.part[1].scale : base.scale) * factor;
+    sum = {};
+    if (kPair && side == 0) {
+      gate = y;
+      side = 1;
+      continue;
+    }
+    side = 0;
+    const TiledPart& part = part_of(tile);
+    const int out = (tile - part.first_tile) * kTileRows + row;
+    tile += p.n_workers;
+    const float adds = residual;
+    residual = residual_of(tile);
+    if (split > 1) {
+      // [parity][sum or gate][row][warp]: a row's are read together
+      float* own = sums + parity * 2 * warps * kTileRows;
+      parity ^= 1;
+      if (lane % 4 == 0) {
+        own[lane / 4 * warps + warp] = y;
+        if (kPair) own[(kTileRows + lane / 4) * warps + warp] = gate;
+      }
+      named_barrier(1 + warp / split, 32 * split);
+      if (row < 0) continue;
+      y = gate = 0;
+#pragma unroll 4
+      for (int w = warp; w < warp + split; ++w) {
+        y += own[row * warps + w];
+        if (kPair) gate += own[(kTileRows + row) * warps + w];
+      }
+    }
+    if (row < 0 || out >= part.n_out) continue;
+    if (kPair) {
+      if (part.bias) gate += part.bias[out];
+      if (p.part[1].bias) y += p.part[1].bias[out];
+      y *= silu(gate);
+    } else {
+      if (part.bias) y += part.bias[out];
+      y += adds;
+      if (p.best) best = consider(best, y, out);
+    }
+    part.out[out] = y;
+  }
 }
 
-/// The cells this warp reads, in order: those of its share of each of its worker's tiles, for a
-/// swiglu gate and up in turn.
-template <class T>
-struct Cells {
-  const MatvecParams& p;
-  int end, share, mine, lane;
-  int tile, left = 0;
-  bool up = false;
-  const uint8_t* at = nullptr;
-
-  __device__ __forceinline__ Cells(const MatvecParams& params, int first, int last, int share_of_split,
-                                   int n_mine, int lane_of_warp)
-      : p(params), end(last), share(share_of_split), mine(n_mine), lane(lane_of_warp), tile(first) {
-    begin_tile();
-  }
-  __device__ __forceinline__ void begin_tile() {
-    if (tile >= end) return;
-    const bool pair = p.epilogue == Epilogue::swiglu;
-    const TiledPart& part = pair ? p.part[up] : part_of(p, tile);
-    const int local = pair ? tile : tile - part.first_tile;
-    at = part.tiles + static_cast<size_t>(local) * part.tile_bytes + static_cast<uint32_t>(share * T::kBytes);
-    left = mine;
-  }
-  __device__ __forceinline__ void load(typename T::Raw& raw) {
-    if (tile >= end) return;
-    T::load(raw, at, lane);
-    at += p.split * T::kBytes;
-    if (--left) return;
-    if (p.epilogue == Epilogue::swiglu) up = !up;
-    if (!up) tile += p.n_workers;
-    begin_tile();
-  }
-};
-
-template <class T>
-struct Range {
-  const MatvecParams& p;
-  int first, last;  // tiles
-  int share, mine;
-  Cells<T> cells;
-  typename T::Raw raw[3];
-
-  __device__ __forceinline__ Range(const MatvecParams& params, int first_tile, int last_tile)
-      : p(params),
-        first(first_tile),
-        last(last_tile),
-        share((threadIdx.x / 32) & (params.split - 1)),
-        mine((params.n_cells - share + params.split - 1) / params.split),
-        cells(params, first_tile, last_tile, share, mine, threadIdx.x % 32) {
-    cells.load(raw[0]);
-    cells.load(raw[1]);
-  }
-
-  __device__ __forceinline__ float sum_tile(const uint8_t* x, float scale) {
-    constexpr uint32_t kCellBytes = T::kCell / kUnit * unit_bytes<T>();
-    const int lane = threadIdx.x % 32;
-    const uint8_t* at = x + static_cast<uint32_t>(share) * kCellBytes;
-    Sum<T> sum;
-    for (int i = 0; i < mine; ++i) {
-      cells.load(raw[2]);
-      sum.add(raw[0], at, lane);
-      at += static_cast<uint32_t>(p.split) * kCellBytes;
-      raw[0] = raw[1];
-      raw[1] = raw[2];
-    }
-    return sum.row(lane, scale);
-  }
-
-  /// sums: [2][2][warps][8] parity, part of a pair, warp, row
-  __device__ __forceinline__ void run(const uint8_t* x, float* sums, int& parity, Best& best) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, split = p.split;
-    const bool pair = p.epilogue == Epilogue::swiglu;
-    // The lanes that write: one a row.
-    const int row = split == 1 ? (lane % 4 ? -1 : lane / 4) : share == 0 && lane < kTileRows ? lane : -1;
-    for (int tile = first; tile < last; tile += p.n_workers) {
-      const TiledPart& part = pair ? p.part[0] : part_of(p, tile);
-      const int out = (tile - part.first_tile) * kTileRows + row;
-      const bool writes = row >= 0 && out < part.n_out;
-      const float residual = writes && part.residual ? part.residual[out] : 0.0f;
-      float y = sum_tile(x, part.scale), up = pair ? sum_tile(x, p.part[1].scale) : 0.0f;
-      if (split > 1) {
-        float* mine_sums = sums + parity * 2 * warps * kTileRows;
-        parity ^= 1;
-        if (lane % 4 == 0) {
-          mine_sums[warp * kTileRows + lane / 4] = y;
-          if (pair) mine_sums[(warps + warp) * kTileRows + lane / 4] = up;
-        }
-        named_barrier(1 + warp / split, 32 * split);
-        if (row < 0) continue;
-        y = up = 0;
-        for (int w = warp; w < warp + split; ++w) {
-          y += mine_sums[w * kTileRows + row];
-          if (pair) up += mine_sums[(warps + w) * kTileRows + row];
-        }
-      }
-      if (!writes) continue;
-      if (part.bias) y += part.bias[out];
-      if (pair) {
-        if (p.part[1].bias) up += p.part[1].bias[out];
-        y = silu(y) * up;
-      }
-      y += residual;
-      part.out[out] = y;
-      best = consider(best, y, out);
-    }
-  }
-};
-
-/// Tiles [0, end_a) are of type A, the rest of B (a K mix keeps some attn_v in more bits).
-template <class A, class B>
+/// Tiles [0, end_a) are of type A, the rest of B (a K mix keeps some attn_v in more bits); B's parts
+/// begin at part[first_b].
+template <class A, class B, bool kPair>
 __device__ __forceinline__ void run(const MatvecParams& p) {
   extern __shared__ __align__(16) uint8_t x[];
-  __shared__ float scratch[32];
+  __shared__ float squares[32];
   __shared__ Best best_scratch[32];
-  static_assert(unit_bytes<A>() <= kMatvecUnitBytes);
-  auto* sums = reinterpret_cast<float*>(x + static_cast<uint32_t>(p.n_units) * unit_bytes<A>());
-  const int worker = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) / p.split;
+  constexpr uint32_t kCellBytes = A::kBytes > B::kBytes ? A::kBytes : B::kBytes;
+  const uint32_t warps = blockDim.x / 32;
+  uint8_t* ring = x + static_cast<uint32_t>(p.n_units) * unit_bytes<A>();
+  auto* sums = reinterpret_cast<float*>(ring + warps * (kRing * kCellBytes));
+  const int worker = (blockIdx.x * warps + threadIdx.x / 32) / p.split;
   let_next_start();
-  Range<A> a(p, worker, p.end_a);
-  Held held;
-  if (p.norm_weight && fits_held(p)) {
-#pragma unroll
-    for (int i = 0; i < kHold; ++i)
-      held.weight[i] = quad_at(p.norm_weight, (threadIdx.x + i * blockDim.x) * 4, p.width);
-  }
-  wait_for_inputs();
-  stage_input<A>(p, held, x, scratch);
-  __syncthreads();
-  int parity = 0;
   Best best{0, -1};
-  a.run(x, sums, parity, best);
+  run_tiles<A, kPair>(p, p.part[0], worker, p.end_a, x, ring, sums, squares, best, [&] {
+    wait_for_inputs();
+    stage_input<A>(p, x, squares);
+    __syncthreads();
+  });
   if constexpr (!std::is_same_v<A, B>) {
     static_assert(A::kNibbleOrder == B::kNibbleOrder && A::kIntegers && B::kIntegers && A::kCell == B::kCell);
+    __syncthreads();  // the sums' places start over
     const int first = p.begin_b + worker;
-    Range<B> b(p, first < p.end_a ? first + p.n_workers : first, p.end_b);
-    b.run(x, sums, parity, best);
+    run_tiles<B, false>(p, p.part[p.first_b], first < p.end_a ? first + p.n_workers : first, p.end_b, x, ring,
+                        sums, squares, best, [] {});
   }
-  if (!p.best) return;
+  if (kPair || !p.best) return;
   best = block_best(best, best_scratch);
   if (threadIdx.x == 0) p.best[blockIdx.x] = best;
 }
 
 }  // namespace
 
-#define REFLEX_MATVEC(name, a, b)                              \
+#define REFLEX_MATVEC(name, a, b, pair)                        \
   extern "C" __global__ void __launch_bounds__(kMatvecThreads) \
-      matvec_##name(const __grid_constant__ MatvecParams p) {  \
-    run<Tile<GgmlType::a>, Tile<GgmlType::b>>(p);              \
+      name(const __grid_constant__ MatvecParams p) {           \
+    run<Tile<GgmlType::a>, Tile<GgmlType::b>, pair>(p);        \
   }
-#define REFLEX_ONE(t) REFLEX_MATVEC(t, t, t)
-#define REFLEX_TWO(a, b) REFLEX_MATVEC(a##_##b, a, b)
+#define REFLEX_ONE(t) REFLEX_MATVEC(matvec_##t, t, t, false) REFLEX_MATVEC(matvec_pair_##t, t, t, true)
+#define REFLEX_TWO(a, b) REFLEX_MATVEC(matvec_##a##_##b, a, b, false)
 REFLEX_TILED(REFLEX_ONE)
 REFLEX_TILED_PAIRS(REFLEX_TWO)
 

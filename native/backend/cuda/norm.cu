@@ -6,6 +6,8 @@ namespace reflex::cuda {
 
 namespace {
 
+constexpr int kRowThreads = 512;
+
 /// rsqrt(mean of squares + eps) of n values, n a multiple of 4 where x is 16-byte aligned rows.
 __device__ __forceinline__ float norm_factor(const float* x, int n, float eps, float* scratch) {
   float squares = 0;
@@ -15,21 +17,44 @@ __device__ __forceinline__ float norm_factor(const float* x, int n, float eps, f
 
 }  // namespace
 
-/// One row a block: x (rows, width) -> fragments of n_units units, zero beyond width.
-extern "C" __global__ void __launch_bounds__(256)
+/// One row a block: x (rows, width) -> fragments of n_units units, zero beyond width. Four values at a
+/// time, which is what a lane has of an mma step.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
     rows_to_fragments(const __grid_constant__ FragmentParams p) {
   __shared__ float scratch[32];
   let_next_start();
   wait_for_inputs();
   const int row = blockIdx.x;
   const float* x = p.x + static_cast<size_t>(row) * p.width;
-  const float factor = p.norm_weight ? norm_factor(x, p.width, p.eps, scratch) : 1.0f;
+  const bool quads = p.width % 4 == 0;
+  const auto quad_at = [&](const float* from, int c) -> float4 {
+    if (quads && c < p.width) return *reinterpret_cast<const float4*>(from + c);
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = c + i < p.width ? from[c + i] : 0.0f;
+    return {v[0], v[1], v[2], v[3]};
+  };
+  float factor = 1.0f;
+  if (p.norm_weight) {
+    float sum = 0;
+#pragma unroll 2
+    for (int c = 4 * threadIdx.x; c < p.width; c += 4 * kRowThreads) {
+      const float4 v = quad_at(x, c);
+      sum += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+    }
+    factor = rsqrtf(block_sum(sum, scratch) / static_cast<float>(p.width) + p.eps);
+  }
   auto* out = static_cast<uint32_t*>(p.out);
-  for (int c = 2 * threadIdx.x; c < p.n_units * kUnit; c += 2 * blockDim.x) {
-    float v[2] = {0, 0};
-    for (int i = 0; i < 2; ++i)
-      if (c + i < p.width) v[i] = p.norm_weight ? x[c + i] * factor * p.norm_weight[c + i] : x[c + i];
-    out[fragment_index(row, c, p.n_units) / 2] = activation_pair(v[0], v[1]);
+#pragma unroll 2
+  for (int c = 4 * threadIdx.x; c < p.n_units * kUnit; c += 4 * kRowThreads) {
+    float4 v = quad_at(x, c);
+    if (p.norm_weight) {
+      const float4 w = quad_at(p.norm_weight, c);
+      v = {v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w};
+    }
+    const size_t at = fragment_index(row, c, p.n_units) / 2;
+    out[at] = activation_pair(v.x, v.y);
+    out[at + 2] = activation_pair(v.z, v.w);
   }
 }
 

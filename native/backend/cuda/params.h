@@ -5,8 +5,9 @@
 
 namespace reflex::cuda {
 
-inline constexpr int kMaxParts = 3;  ///< matrices of one input in one launch (q, k, v)
-inline constexpr int kMatvecThreads = 256;
+inline constexpr int kMaxParts = 3;                ///< matrices of one input in one launch (q, k, v)
+inline constexpr int kMatvecThreads = 512;         ///< at most
+inline constexpr int kRing = 4;                    ///< cells a warp of matvec has in shared memory
 inline constexpr uint32_t kMatvecUnitBytes = 320;  ///< of shared memory, at most, per 128 values of x
 inline constexpr int kMatmulThreads = 256;
 inline constexpr int kMaxHeadDim = 512;
@@ -87,16 +88,15 @@ struct Best {
 /// matvec: y = W norm(x) for one row. Parts that are not there begin at INT32_MAX.
 struct MatvecParams {
   TiledPart part[kMaxParts];
-  Epilogue epilogue;
   const float* x;            ///< (width)
   const float* norm_weight;  ///< (width) or null: x as it is
   float norm_eps;
   int32_t width, n_units, n_cells;
-  int32_t split;           ///< warps that share a tile's cells, a power of two
-  int32_t n_workers;       ///< groups of so many warps in the grid; each takes every n_workers-th tile
-  int32_t end_a;           ///< tiles below are of the first type
-  int32_t begin_b, end_b;  ///< end_a rounded down to n_workers; end of the second type's tiles
-  Best* best;              ///< (blocks) the best output of each, or null
+  int32_t split;      ///< warps that share a tile's cells, a power of two
+  int32_t n_workers;  ///< groups of so many warps in the grid; each takes every n_workers-th tile
+  int32_t end_a;      ///< tiles below are of the first type
+  int32_t first_b, begin_b, end_b;  ///< the second type's first part, end_a rounded down to n_workers, end
+  Best* best;                       ///< (blocks) the best output of each, or null
 };
 
 /// matmul_<mt>: several rows, 16 mt a block.
@@ -112,9 +112,15 @@ struct MatmulParams {
   float* workspace;   ///< (blocks of one split, splits, sums of a block)
   uint32_t* tickets;  ///< (blocks of one split), zero between launches
 };
-/// Tiles a warp takes, and depth of the shared ring.
+/// Tiles a warp takes.
 inline constexpr int matmul_tiles(int mt) { return mt <= 2 ? 2 : 4; }
-inline constexpr int matmul_stages(int mt) { return mt <= 2 ? 4 : 3; }
+/// Units of x in the ring: two, where copies are not asynchronous or 16-bit weights leave no room.
+inline constexpr int matmul_slots(bool async, int cell_bytes) { return async && cell_bytes < 2048 ? 3 : 2; }
+/// Bytes of the rings.
+inline constexpr uint32_t matmul_ring(bool async, int mt, int cell_values, int cell_bytes) {
+  const int slots = matmul_slots(async, cell_bytes), cells = cell_values == 256 ? 2 : slots;
+  return static_cast<uint32_t>(slots * mt * 4096 + 8 * matmul_tiles(mt) * cells * cell_bytes);
+}
 
 /// rows_to_fragments: norm (where there is one) and to f16 fragments.
 struct FragmentParams {
@@ -192,8 +198,8 @@ struct AttentionParams {
 /// Query heads per key/value head that attention_one is built for.
 #define REFLEX_ATTENTION_ONE(M) M(1) M(2) M(3) M(4) M(5) M(6) M(7) M(8)
 inline constexpr uint32_t attention_one_bytes(int head_dim, int query_heads) {
-  return static_cast<uint32_t>(
-      4 * ((8 + query_heads + 2 + 8 * query_heads) * head_dim + 2 * 8 * query_heads) + 16);
+  return static_cast<uint32_t>(4 * ((query_heads + 2 + 8 * query_heads) * head_dim + 2 * 8 * query_heads) +
+                               16);
 }
 inline constexpr uint32_t flash_bytes(int head_dim) {
   return static_cast<uint32_t>(2 * 64 * (head_dim + 8) * 2);

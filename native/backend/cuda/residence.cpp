@@ -65,6 +65,7 @@ Residence::Residence(Device& device, const Plan& plan, const StepList& steps, bo
       add_matrix(plan, p.weight, group, exact);
       group_bytes += plan.weights[static_cast<size_t>(p.weight)].nbytes;
     }
+    size_ = align_up(size_);
     if (group_bytes >= kGroupBytes) ++group, group_bytes = 0;
   }
   deferred_group_ = group + 1;
@@ -119,7 +120,8 @@ void Residence::add_matrix(const Plan& plan, WeightId id, int group, bool exact)
   item.n_cells = d.n_cells;
   item.tile_bytes = d.tile_bytes;
   items_.push_back(item);
-  size_ += align_up(bytes);
+  // Tiles of one input follow each other without a gap: one run for the kernel that reads them.
+  size_ += d.tiled ? bytes : align_up(bytes);
 }
 
 }  // namespace reflex::cuda

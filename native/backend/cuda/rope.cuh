@@ -10,6 +10,7 @@ __device__ __forceinline__ void prepare_head(const HeadItem& item, const float* 
                                              float* head) {
   const int lane = threadIdx.x % 32, hd = item.head_dim, half = item.n_rot / 2;
   float squares = 0;
+#pragma unroll 4
   for (int i = lane; i < hd; i += 32) {
     head[i] = x[i];
     squares += x[i] * x[i];
@@ -17,10 +18,12 @@ __device__ __forceinline__ void prepare_head(const HeadItem& item, const float* 
   __syncwarp();
   if (item.norm_weight) {
     const float factor = rsqrtf(warp_sum(squares) / static_cast<float>(hd) + item.eps);
+#pragma unroll 4
     for (int i = lane; i < hd; i += 32) head[i] = head[i] * factor * item.norm_weight[i];
     __syncwarp();
   }
   if (!rotation) return;
+#pragma unroll 2
   for (int i = lane; i < half; i += 32) {
     const float2 r = rotation[i];
     const int a = item.adjacent ? 2 * i : i, b = item.adjacent ? 2 * i + 1 : i + half;

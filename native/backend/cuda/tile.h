@@ -96,16 +96,9 @@ struct alignas(16) Quad {
 };
 
 #if defined(__CUDA_ARCH__)
-// Weights are read once: they pass by the first-level cache.
-REFLEX_HD Quad load_quad(const uint8_t* p) {
-  Quad q;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3])
-               : "l"(p));
-  return q;
-}
-REFLEX_HD uint32_t load_word(const uint8_t* p) { return __ldg(reinterpret_cast<const uint32_t*>(p)); }
-REFLEX_HD uint32_t load_short(const uint8_t* p) { return __ldg(reinterpret_cast<const unsigned short*>(p)); }
+REFLEX_HD Quad load_quad(const uint8_t* p) { return *reinterpret_cast<const Quad*>(p); }
+REFLEX_HD uint32_t load_word(const uint8_t* p) { return *reinterpret_cast<const uint32_t*>(p); }
+REFLEX_HD uint32_t load_short(const uint8_t* p) { return *reinterpret_cast<const uint16_t*>(p); }
 #else
 REFLEX_HD Quad load_quad(const uint8_t* p) {
   Quad q;
@@ -115,6 +108,8 @@ REFLEX_HD Quad load_quad(const uint8_t* p) {
 REFLEX_HD uint32_t load_word(const uint8_t* p) { return quant::load_u32(p); }
 REFLEX_HD uint32_t load_short(const uint8_t* p) { return quant::load_u16(p); }
 #endif
+/// word rotated left by n, any n
+REFLEX_HD uint32_t rotate_left(uint32_t word, int n) { return word << (n & 31) | word >> (-n & 31); }
 
 // ---- activations -----------------------------------------------------------------------
 
@@ -154,10 +149,7 @@ REFLEX_HD constexpr int field_half(int i) { return i / 2 % 2; }
 // Fifth bits of 32 values: of value 8k + i at bit 8 * byte + 2k + half.
 REFLEX_HD constexpr int bit_shift(int i) { return 8 * field_byte(i % 8) + 2 * (i / 8) + field_half(i % 8); }
 /// The fifth bits of half `half` of word k, at bit 4 of each byte (mask 0x10101010).
-REFLEX_HD uint32_t fifth_bits(uint32_t word, int k, int half) {
-  const int at = 2 * k + half;
-  return at < 4 ? word << (4 - at) : word >> (at - 4);
-}
+REFLEX_HD uint32_t fifth_bits(uint32_t word, int k, int half) { return rotate_left(word, 4 - 2 * k - half); }
 
 // Fifth and sixth bits of 16 values: of value 8k + i (k = 0, 1) at bit 8 * byte + 4k + 2 * half.
 REFLEX_HD constexpr int pair_shift(int i) {
@@ -165,8 +157,7 @@ REFLEX_HD constexpr int pair_shift(int i) {
 }
 /// Those of half `half` of word k at bit 4 of each byte (mask 0x30303030).
 REFLEX_HD uint32_t sixth_bits(uint32_t word, int k, int half) {
-  const int at = 4 * k + 2 * half;
-  return at < 4 ? word << (4 - at) : word >> (at - 4);
+  return rotate_left(word, 4 - 4 * k - 2 * half);
 }
 
 /// The four pairs of a word of 4-bit fields as f16, q - offset, exactly. `high(half)` gives the bits
@@ -186,8 +177,6 @@ REFLEX_HD void nibble_pairs(uint32_t word, h2 minus_1024_offset, h2 minus_64_off
   }
 }
 
-REFLEX_HD uint32_t no_high(int) { return 0; }
-
 /// The same fields as bytes: halves 0 and 1 of the word.
 template <uint32_t kHighMask, class High>
 REFLEX_HD void nibble_bytes(uint32_t word, High high, uint32_t* bytes) {
@@ -199,6 +188,9 @@ REFLEX_HD void nibble_bytes(uint32_t word, High high, uint32_t* bytes) {
     bytes[1] |= high(1) & kMask;
   }
 }
+
+/// Adding 128 to a byte is flipping its sign bit.
+inline constexpr uint32_t kSignBits = 0x80808080u;
 
 /// Four signed bytes, given with 128 added, as two pairs of f16.
 REFLEX_HD void byte_pairs(uint32_t biased, h2* q) {
@@ -258,15 +250,15 @@ REFLEX_HD uint32_t pack_pairs(int half, Value value) {
 
 // ---- the types --------------------------------------------------------------------------
 //
-// Tile<T>:
+// Tile<T>, a cell being in memory that is aligned to 16 bytes (shared memory, on the card):
 //   kCell, kBytes     values per row and bytes of a cell
-//   Raw, load         what a lane reads of a cell
-//   scales<u>         what unit u of the cell multiplies and adds, as pairs
-//   quarter<u, p>     values 8p .. 8p+7 of the lane's 32 in unit u: four pairs of f16, times kScale
+//   scales            what unit u of the cell multiplies and adds, as pairs of f16
+//   quarter           values 8p .. 8p+7 of the lane's 32 in unit u: four pairs of f16, times kScale
 //   word              word w (of kBytes / 4) of cell c, from the raw rows
 // and, where kIntegers, the same values as integers with their scales in f32, for dp4a:
-//   ints<u, p>        values 8p .. 8p+7 as two words of signed bytes; kNibbleOrder: 0 4 1 5, 2 6 3 7
-//   factors<u>        value = a * (q - kOffset) [+ b]; kHalves: a of the first 16 values, b of the last
+//   Bits, bits        what a lane has of unit u
+//   ints<p>           values 8p .. 8p+7 as two words of signed bytes; kNibbleOrder: 0 4 1 5, 2 6 3 7
+//   factors           value = a * (q - kOffset) [+ b]; kHalves: a of the first 16 values, b of the last
 
 template <GgmlType T>
 struct Tile {
@@ -301,24 +293,13 @@ struct TileFloat16 : TileOf32 {
   static constexpr bool kIntegers = false;
   static constexpr int kBytes = 2048;
   static constexpr float kScale = kBf16 ? kWScale : 1.0f;
-  struct Raw {
-    Quad q[4];
-  };
-  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
-    for (int j = 0; j < 4; ++j) r.q[j] = load_quad(cell + 512 * j + 16 * lane);
-  }
-  template <int u>
-  REFLEX_HD static Scales scales(const Raw&, int) {
-    return {};
-  }
-  template <int u, int p>
-  REFLEX_HD static void quarter(const Raw& r, const Scales&, h2* w) {
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t v = r.q[p].v[i];
-      w[i] = kBf16 ? h2_of(quant::float_of_bits(v << 16) * kWScale,
-                           quant::float_of_bits(v & 0xFFFF0000u) * kWScale)
-                   : v;
-    }
+  REFLEX_HD static Scales scales(const uint8_t*, int, int) { return {}; }
+  REFLEX_HD static void quarter(const uint8_t* cell, int, int p, int lane, const Scales&, h2* w) {
+    const Quad q = load_quad(cell + 512 * p + 16 * lane);
+    for (int i = 0; i < 4; ++i)
+      w[i] = kBf16 ? h2_of(quant::float_of_bits(q.v[i] << 16) * kWScale,
+                           quant::float_of_bits(q.v[i] & 0xFFFF0000u) * kWScale)
+                   : q.v[i];
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     const int j = w / 128, lane = w % 128 / 4, k = w % 4;
@@ -335,33 +316,28 @@ struct Tile<GgmlType::BF16> : TileFloat16<true> {};
 template <>
 struct Tile<GgmlType::Q8_0> : TileOf32 {
   static constexpr int kBytes = 1088;
-  struct Raw {
+  struct Bits {
     Quad q[2];
-    uint32_t d;
   };
-  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
-    r.q[0] = load_quad(cell + 16 * lane);
-    r.q[1] = load_quad(cell + 512 + 16 * lane);
-    r.d = load_short(cell + 1024 + 2 * lane);
+  REFLEX_HD static Bits bits(const uint8_t* cell, int, int lane) {
+    return {{load_quad(cell + 16 * lane), load_quad(cell + 512 + 16 * lane)}};
   }
-  template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int) {
-    return {h2_both(f16_value(r.d) * kWScale), 0};
+  template <int p>
+  REFLEX_HD static void ints(const Bits& b, uint32_t* q) {
+    q[0] = b.q[p / 2].v[p % 2 * 2];
+    q[1] = b.q[p / 2].v[p % 2 * 2 + 1];
   }
-  template <int u, int p>
-  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
-    byte_pairs(r.q[p / 2].v[p % 2 * 2] ^ 0x80808080u, w);
-    byte_pairs(r.q[p / 2].v[p % 2 * 2 + 1] ^ 0x80808080u, w + 2);
+  REFLEX_HD static Factors factors(const uint8_t* cell, int, int lane) {
+    return {f16_value(load_short(cell + 1024 + 2 * lane)), 0};
+  }
+  REFLEX_HD static Scales scales(const uint8_t* cell, int u, int lane) {
+    return {h2_both(factors(cell, u, lane).a * kWScale), 0};
+  }
+  REFLEX_HD static void quarter(const uint8_t* cell, int, int p, int lane, const Scales& s, h2* w) {
+    const uint8_t* at = cell + p / 2 * 512 + 16 * lane + p % 2 * 8;
+    byte_pairs(load_word(at) ^ kSignBits, w);
+    byte_pairs(load_word(at + 4) ^ kSignBits, w + 2);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
-  }
-  template <int u, int p>
-  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
-    q[0] = r.q[p / 2].v[p % 2 * 2];
-    q[1] = r.q[p / 2].v[p % 2 * 2 + 1];
-  }
-  template <int u>
-  REFLEX_HD static Factors factors(const Raw& r, int) {
-    return {f16_value(r.d), 0};
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w >= 256) {
@@ -382,34 +358,36 @@ struct TileNibble32 : TileOf32 {
   static constexpr int kRawBits = kMin ? 4 : 2, kRawQs = kRawBits + (kFifth ? 4 : 0);
   static constexpr int kOffset = kMin ? 0 : kFifth ? 16 : 8;
   static constexpr bool kNibbleOrder = true, kHasMin = kMin;
-  struct Raw {
+  struct Bits {
     Quad q;
-    uint32_t high, d;
+    uint32_t high;
   };
-  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
-    r.q = load_quad(cell + 16 * lane);
-    r.high = kFifth ? load_word(cell + kBits + 4 * lane) : 0;
-    r.d = kMin ? load_word(cell + kScales + 4 * lane) : load_short(cell + kScales + 2 * lane);
+  REFLEX_HD static uint32_t high_bits(const uint8_t* cell, int lane) {
+    return kFifth ? load_word(cell + kBits + 4 * lane) : 0;
   }
-  template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int) {
-    return {h2_both(f16_value(r.d & 0xFFFF) * kWScale), kMin ? h2_both(f16_value(r.d >> 16) * kWScale) : 0};
+  REFLEX_HD static Bits bits(const uint8_t* cell, int, int lane) {
+    return {load_quad(cell + 16 * lane), high_bits(cell, lane)};
   }
-  template <int u, int p>
-  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
-    nibble_pairs<kFifth ? 0x10u : 0u>(
-        r.q.v[p], Minus<kOffset>::k1024, Minus<kOffset>::k64,
-        [&](int half) { return fifth_bits(r.high, p, half); }, w);
-    for (int i = 0; i < 4; ++i) w[i] = kMin ? h2_fma(w[i], s.a, s.b) : h2_mul(w[i], s.a);
-  }
-  template <int u, int p>
-  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
+  template <int p>
+  REFLEX_HD static void ints(const Bits& b, uint32_t* q) {
     nibble_bytes<kFifth ? 0x10u : 0u>(
-        r.q.v[p], [&](int half) { return fifth_bits(r.high, p, half); }, q);
+        b.q.v[p], [&](int half) { return fifth_bits(b.high, p, half); }, q);
   }
-  template <int u>
-  REFLEX_HD static Factors factors(const Raw& r, int) {
-    return {f16_value(r.d & 0xFFFF), kMin ? f16_value(r.d >> 16) : 0};
+  REFLEX_HD static Factors factors(const uint8_t* cell, int, int lane) {
+    if (!kMin) return {f16_value(load_short(cell + kScales + 2 * lane)), 0};
+    const uint32_t d = load_word(cell + kScales + 4 * lane);
+    return {f16_value(d & 0xFFFF), f16_value(d >> 16)};
+  }
+  REFLEX_HD static Scales scales(const uint8_t* cell, int u, int lane) {
+    const Factors f = factors(cell, u, lane);
+    return {h2_both(f.a * kWScale), h2_both(f.b * kWScale)};
+  }
+  REFLEX_HD static void quarter(const uint8_t* cell, int, int p, int lane, const Scales& s, h2* w) {
+    const uint32_t high = high_bits(cell, lane);
+    nibble_pairs<kFifth ? 0x10u : 0u>(
+        load_word(cell + 16 * lane + 4 * p), Minus<kOffset>::k1024, Minus<kOffset>::k64,
+        [&](int half) { return fifth_bits(high, p, half); }, w);
+    for (int i = 0; i < 4; ++i) w[i] = kMin ? h2_fma(w[i], s.a, s.b) : h2_mul(w[i], s.a);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 128) {
@@ -446,43 +424,41 @@ struct TileK45 : TileOf256 {
   static constexpr int kHeader = kFifth ? 1280 : 1024;
   static constexpr int kBytes = kHeader + 128;
   static constexpr int kRawQs = kFifth ? 48 : 16;  ///< after the header, Q5_K has 32 bytes of fifth bits
-  struct Raw {
-    Quad q[2], header;
-    uint32_t high[2];
+  struct Bits {
+    Quad q;
+    uint32_t high;
   };
-  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
-    r.q[0] = load_quad(cell + 16 * lane);
-    r.q[1] = load_quad(cell + 512 + 16 * lane);
-    r.header = load_quad(cell + kHeader + lane / 4 * 16);
-    r.high[0] = kFifth ? load_word(cell + 1024 + 8 * lane) : 0;
-    r.high[1] = kFifth ? load_word(cell + 1028 + 8 * lane) : 0;
+  REFLEX_HD static uint32_t high_bits(const uint8_t* cell, int u, int lane) {
+    return kFifth ? load_word(cell + 1024 + 8 * lane + 4 * u) : 0;
+  }
+  REFLEX_HD static Bits bits(const uint8_t* cell, int u, int lane) {
+    return {load_quad(cell + 512 * u + 16 * lane), high_bits(cell, u, lane)};
+  }
+  template <int p>
+  REFLEX_HD static void ints(const Bits& b, uint32_t* q) {
+    nibble_bytes<kFifth ? 0x10u : 0u>(
+        b.q.v[p], [&](int half) { return fifth_bits(b.high, p, half); }, q);
   }
   /// d * scale and -dmin * minimum of the lane's group
-  template <int u>
-  REFLEX_HD static Factors factors(const Raw& r, int lane) {
+  REFLEX_HD static Factors factors(const uint8_t* cell, int u, int lane) {
+    const Quad h = load_quad(cell + kHeader + lane / 4 * 16);
     const int shift = lane % 4 * 8;
-    const uint32_t a = r.header.v[1] >> shift, b = r.header.v[2] >> shift, c = r.header.v[3] >> shift;
+    const uint32_t a = h.v[1] >> shift, b = h.v[2] >> shift, c = h.v[3] >> shift;
     const uint32_t sc = u ? (c & 0xF) | (a >> 2 & 0x30) : a & 0x3F;
     const uint32_t mn = u ? (c >> 4 & 0xF) | (b >> 2 & 0x30) : b & 0x3F;
-    return {f16_value(r.header.v[0] & 0xFFFF) * static_cast<float>(sc),
-            -f16_value(r.header.v[0] >> 16) * static_cast<float>(mn)};
+    return {f16_value(h.v[0] & 0xFFFF) * static_cast<float>(sc),
+            -f16_value(h.v[0] >> 16) * static_cast<float>(mn)};
   }
-  template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int lane) {
-    const Factors f = factors<u>(r, lane);
+  REFLEX_HD static Scales scales(const uint8_t* cell, int u, int lane) {
+    const Factors f = factors(cell, u, lane);
     return {h2_both(f.a * kWScale), h2_both(f.b * kWScale)};
   }
-  template <int u, int p>
-  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
+  REFLEX_HD static void quarter(const uint8_t* cell, int u, int p, int lane, const Scales& s, h2* w) {
+    const uint32_t high = high_bits(cell, u, lane);
     nibble_pairs<kFifth ? 0x10u : 0u>(
-        r.q[u].v[p], Minus<0>::k1024, Minus<0>::k64, [&](int half) { return fifth_bits(r.high[u], p, half); },
-        w);
+        load_word(cell + 512 * u + 16 * lane + 4 * p), Minus<0>::k1024, Minus<0>::k64,
+        [&](int half) { return fifth_bits(high, p, half); }, w);
     for (int i = 0; i < 4; ++i) w[i] = h2_fma(w[i], s.a, s.b);
-  }
-  template <int u, int p>
-  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
-    nibble_bytes<kFifth ? 0x10u : 0u>(
-        r.q[u].v[p], [&](int half) { return fifth_bits(r.high[u], p, half); }, q);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 256) {
@@ -511,39 +487,38 @@ struct Tile<GgmlType::Q6_K> : TileOf256 {
   static constexpr bool kNibbleOrder = true, kHalves = true;
   static constexpr int kOffset = 32;
   static constexpr int kBytes = 1680;
-  struct Raw {
-    Quad q[2], high;
-    uint32_t scales, d;
+  struct Bits {
+    Quad q;
+    uint32_t high[2];
   };
-  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
-    r.q[0] = load_quad(cell + 16 * lane);
-    r.q[1] = load_quad(cell + 512 + 16 * lane);
-    r.high = load_quad(cell + 1024 + 16 * lane);
-    r.scales = load_word(cell + 1536 + 4 * lane);
-    r.d = load_short(cell + 1664 + lane / 4 * 2);
+  REFLEX_HD static uint32_t high_bits(const uint8_t* cell, int u, int e, int lane) {
+    return load_word(cell + 1024 + 16 * lane + 8 * u + 4 * e);
   }
-  template <int u>
-  REFLEX_HD static Factors factors(const Raw& r, int) {  // of the lane's first and last 16 values
-    const float d = f16_value(r.d);
-    return {d * static_cast<float>(static_cast<int8_t>(r.scales >> 16 * u)),
-            d * static_cast<float>(static_cast<int8_t>(r.scales >> (16 * u + 8)))};
+  REFLEX_HD static Bits bits(const uint8_t* cell, int u, int lane) {
+    return {load_quad(cell + 512 * u + 16 * lane),
+            {high_bits(cell, u, 0, lane), high_bits(cell, u, 1, lane)}};
   }
-  template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int lane) {
-    const Factors f = factors<u>(r, lane);
+  template <int p>
+  REFLEX_HD static void ints(const Bits& b, uint32_t* q) {
+    nibble_bytes<0x30u>(
+        b.q.v[p], [&](int half) { return sixth_bits(b.high[p / 2], p % 2, half); }, q);
+  }
+  REFLEX_HD static Factors factors(const uint8_t* cell, int u, int lane) {  // of the first and last 16 values
+    const float d = f16_value(load_short(cell + 1664 + lane / 4 * 2));
+    const uint32_t s = load_short(cell + 1536 + 4 * lane + 2 * u);
+    return {d * static_cast<float>(static_cast<int8_t>(s)),
+            d * static_cast<float>(static_cast<int8_t>(s >> 8))};
+  }
+  REFLEX_HD static Scales scales(const uint8_t* cell, int u, int lane) {
+    const Factors f = factors(cell, u, lane);
     return {h2_both(f.a * kWScale), h2_both(f.b * kWScale)};
   }
-  template <int u, int p>
-  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
+  REFLEX_HD static void quarter(const uint8_t* cell, int u, int p, int lane, const Scales& s, h2* w) {
+    const uint32_t high = high_bits(cell, u, p / 2, lane);
     nibble_pairs<0x30u>(
-        r.q[u].v[p], Minus<32>::k1024, Minus<32>::k64,
-        [&](int half) { return sixth_bits(r.high.v[2 * u + p / 2], p % 2, half); }, w);
+        load_word(cell + 512 * u + 16 * lane + 4 * p), Minus<32>::k1024, Minus<32>::k64,
+        [&](int half) { return sixth_bits(high, p % 2, half); }, w);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], p < 2 ? s.a : s.b);
-  }
-  template <int u, int p>
-  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
-    nibble_bytes<0x30u>(
-        r.q[u].v[p], [&](int half) { return sixth_bits(r.high.v[2 * u + p / 2], p % 2, half); }, q);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 256) {
@@ -577,9 +552,15 @@ REFLEX_HD uint32_t iq4_bytes(uint32_t fields16) {
   const uint32_t a = permute(k0, k1, low3), b = permute(k2, k3, low3);
   return permute(a, b, 0x3210u | (fields16 & 0x8888u) >> 1);
 }
-REFLEX_HD void iq4_pairs(uint32_t fields16, h2* q) { byte_pairs(iq4_bytes<0>(fields16), q); }
-/// Adding 128 to a byte is flipping its sign bit.
-inline constexpr uint32_t kSignBits = 0x80808080u;
+/// The eight values of a word: as f16, and as bytes.
+REFLEX_HD void iq4_pairs(uint32_t fields, h2* q) {
+  byte_pairs(iq4_bytes<0>(fields), q);
+  byte_pairs(iq4_bytes<0>(fields >> 16), q + 2);
+}
+REFLEX_HD void iq4_words(uint32_t fields, uint32_t* q) {
+  q[0] = iq4_bytes<kSignBits>(fields);
+  q[1] = iq4_bytes<kSignBits>(fields >> 16);
+}
 
 template <class Byte>
 REFLEX_HD uint32_t pack_in_order(int k, Byte value) {
@@ -592,32 +573,23 @@ REFLEX_HD uint32_t pack_in_order(int k, Byte value) {
 template <>
 struct Tile<GgmlType::IQ4_NL> : TileOf32 {
   static constexpr int kBytes = 576;
-  struct Raw {
+  struct Bits {
     Quad q;
-    uint32_t d;
   };
-  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
-    r.q = load_quad(cell + 16 * lane);
-    r.d = load_short(cell + 512 + 2 * lane);
+  REFLEX_HD static Bits bits(const uint8_t* cell, int, int lane) { return {load_quad(cell + 16 * lane)}; }
+  template <int p>
+  REFLEX_HD static void ints(const Bits& b, uint32_t* q) {
+    iq4_words(b.q.v[p], q);
   }
-  template <int u>
-  REFLEX_HD static Factors factors(const Raw& r, int) {
-    return {f16_value(r.d), 0};
+  REFLEX_HD static Factors factors(const uint8_t* cell, int, int lane) {
+    return {f16_value(load_short(cell + 512 + 2 * lane)), 0};
   }
-  template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int lane) {
-    return {h2_both(factors<u>(r, lane).a * kWScale), 0};
+  REFLEX_HD static Scales scales(const uint8_t* cell, int u, int lane) {
+    return {h2_both(factors(cell, u, lane).a * kWScale), 0};
   }
-  template <int u, int p>
-  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
-    iq4_pairs(r.q.v[p], w);
-    iq4_pairs(r.q.v[p] >> 16, w + 2);
+  REFLEX_HD static void quarter(const uint8_t* cell, int, int p, int lane, const Scales& s, h2* w) {
+    iq4_pairs(load_word(cell + 16 * lane + 4 * p), w);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
-  }
-  template <int u, int p>
-  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
-    q[0] = iq4_bytes<kSignBits>(r.q.v[p]);
-    q[1] = iq4_bytes<kSignBits>(r.q.v[p] >> 16);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 128) {
@@ -634,36 +606,28 @@ struct Tile<GgmlType::IQ4_NL> : TileOf32 {
 template <>
 struct Tile<GgmlType::IQ4_XS> : TileOf256 {
   static constexpr int kBytes = 1088;
-  struct Raw {
-    Quad q[2];
-    uint32_t d, scales_low;  ///< d and the high bits of the scales; the low nibbles
+  struct Bits {
+    Quad q;
   };
-  REFLEX_HD static void load(Raw& r, const uint8_t* cell, int lane) {
-    r.q[0] = load_quad(cell + 16 * lane);
-    r.q[1] = load_quad(cell + 512 + 16 * lane);
-    r.d = load_word(cell + 1024 + lane / 4 * 8);
-    r.scales_low = load_word(cell + 1028 + lane / 4 * 8);
+  REFLEX_HD static Bits bits(const uint8_t* cell, int u, int lane) {
+    return {load_quad(cell + 512 * u + 16 * lane)};
   }
-  template <int u>
-  REFLEX_HD static Factors factors(const Raw& r, int lane) {
+  template <int p>
+  REFLEX_HD static void ints(const Bits& b, uint32_t* q) {
+    iq4_words(b.q.v[p], q);
+  }
+  REFLEX_HD static Factors factors(const uint8_t* cell, int u, int lane) {
     const int group = 4 * u + lane % 4;
-    const uint32_t scale = (r.scales_low >> 4 * group & 0xF) | (r.d >> (16 + 2 * group) & 3) << 4;
-    return {f16_value(r.d & 0xFFFF) * (static_cast<float>(scale) - 32.0f), 0};
+    const uint32_t d = load_word(cell + 1024 + lane / 4 * 8), low = load_word(cell + 1028 + lane / 4 * 8);
+    const uint32_t scale = (low >> 4 * group & 0xF) | (d >> (16 + 2 * group) & 3) << 4;
+    return {f16_value(d & 0xFFFF) * (static_cast<float>(scale) - 32.0f), 0};
   }
-  template <int u>
-  REFLEX_HD static Scales scales(const Raw& r, int lane) {
-    return {h2_both(factors<u>(r, lane).a * kWScale), 0};
+  REFLEX_HD static Scales scales(const uint8_t* cell, int u, int lane) {
+    return {h2_both(factors(cell, u, lane).a * kWScale), 0};
   }
-  template <int u, int p>
-  REFLEX_HD static void quarter(const Raw& r, const Scales& s, h2* w) {
-    iq4_pairs(r.q[u].v[p], w);
-    iq4_pairs(r.q[u].v[p] >> 16, w + 2);
+  REFLEX_HD static void quarter(const uint8_t* cell, int u, int p, int lane, const Scales& s, h2* w) {
+    iq4_pairs(load_word(cell + 512 * u + 16 * lane + 4 * p), w);
     for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
-  }
-  template <int u, int p>
-  REFLEX_HD static void ints(const Raw& r, uint32_t* q) {
-    q[0] = iq4_bytes<kSignBits>(r.q[u].v[p]);
-    q[1] = iq4_bytes<kSignBits>(r.q[u].v[p] >> 16);
   }
   REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
     if (w < 256) {
