@@ -25,8 +25,8 @@ __device__ __forceinline__ float block_max(float v, float* scratch) {
 template <class S>
 __device__ __forceinline__ void run(const AttentionParams& p) {
   __shared__ float q[kMaxHeadDim], weights[kThreads], scratch[2][32];
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const int h = blockIdx.x, row = blockIdx.y, g = h / (p.n_heads / p.n_kv_heads);
   const int pass_row = p.on_outputs ? p.pass.outputs[row] : row;
   const PassHeader head = *p.pass.header;

@@ -55,7 +55,6 @@ struct Flash {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int kv = blockIdx.x, heads = p.n_heads / p.n_kv_heads, per_block = kRows / heads;
     const int first_row = blockIdx.y * per_block, n_rows = min(per_block, p.n_rows - first_row);
-    let_next_start();
     wait_for_inputs();
     const PassHeader header = *p.pass.header;
 
@@ -109,6 +108,7 @@ struct Flash {
       accumulate(s, score, o, lane);
       __syncthreads();
     }
+    let_next_start();
     copy_wait<0>();
     store(p, row, head, total, o, t);
   }

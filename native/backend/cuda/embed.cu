@@ -6,8 +6,8 @@
 namespace reflex::cuda {
 
 extern "C" __global__ void __launch_bounds__(256) begin_pass(const __grid_constant__ BeginParams p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const uint32_t stride = gridDim.x * blockDim.x, first = blockIdx.x * blockDim.x + threadIdx.x;
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
@@ -37,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(256) begin_pass(const __grid_consta
 
 /// out[o] = x[outputs[o]]                               x (R, width); out (O, width)
 extern "C" __global__ void __launch_bounds__(256) select_rows(const __grid_constant__ SelectParams p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const float* x = p.x + static_cast<size_t>(p.outputs[blockIdx.x]) * p.width;
   float* out = p.out + static_cast<size_t>(blockIdx.x) * p.width;
   for (int i = threadIdx.x; i < p.width; i += blockDim.x) out[i] = x[i];

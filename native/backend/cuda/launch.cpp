@@ -1,6 +1,7 @@
 #include "backend/cuda/launch.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "backend/cuda/tile.h"
@@ -23,8 +24,8 @@ struct BlockCost {
 };
 constexpr BlockCost kBlockCosts[] = {{1, 0.5}, {2, 0.65}, {4, 1.8}, {8, 3.3}};
 constexpr double kBlockTime = 5.0, kMergeTime = 2.5, kMergeReadTime = 0.15, kWorthwhile = 0.97;
-constexpr uint32_t kStaticShared = 512;  // of a kernel beside its ring, at most
-constexpr int64_t kManyCells = 24;        // per multiprocessor: worth twice the threads
+constexpr uint32_t kStaticShared = 1024;              // of a kernel beside its ring, at most
+constexpr int64_t kSomeCells = 24, kManyCells = 128;  // of a one-row product, per multiprocessor
 
 /// The kernel of two types, where there is one.
 bool has_pair_kernel(GgmlType a, GgmlType b) {
@@ -100,20 +101,26 @@ Launcher::Share Launcher::share_tiles(int32_t items, int32_t cells, uint32_t war
   return best;
 }
 
-// Threads of a one-row product: more where there is work for them, fewer where their rings do not fit.
+// Threads of a one-row product and places of their rings: more where there is work for them, fewer where
+// they do not fit. Where there is little, blocks of the next product start beside this one's; where there
+// is much, one block has a multiprocessor to itself and its successor takes over as it ends.
 Launcher::RowShape Launcher::one_row_shape(int32_t tiles, int32_t cells, const TileGeometry& tile,
                                            uint32_t cell_bytes, int32_t sides) const {
   RowShape r;
   const int64_t cells_per_sm = ceil_div(int64_t{tiles} * cells * sides, device_.sm_count());
   r.units = cells * (tile.cell_values / kUnit);
-  const auto shared = [&](uint32_t threads) {
-    const uint32_t warps = threads / 32;
+  const auto shared = [&] {
+    const uint32_t warps = r.threads / 32;
     return static_cast<uint32_t>(r.units) * kMatvecUnitBytes +
-           warps * (kRing * cell_bytes + 2 * 2 * kTileRows * 4);
+           warps * (static_cast<uint32_t>(r.ring) * cell_bytes + 2 * 2 * kTileRows * sizeof(float));
   };
-  r.threads = cells_per_sm > kManyCells ? kMatvecThreads : kMatvecThreads / 2;
-  while (r.threads > 32 && shared(r.threads) + kStaticShared > device_.max_shared()) r.threads /= 2;
-  r.shared = shared(r.threads);
+  const bool much = cells_per_sm > kManyCells;
+  r.threads = cells_per_sm > kSomeCells ? kMatvecThreads : kMatvecThreads / 2;
+  r.ring = much ? kMaxRing : kMinRing;
+  if (shared() + kStaticShared > device_.max_shared()) r.ring = kMinRing;
+  while (r.threads > 32 && shared() + kStaticShared > device_.max_shared()) r.threads /= 2;
+  r.shared = shared();
+  if (much) r.shared = std::max(r.shared, device_.max_shared() / 2 + kStaticShared);
   r.share = share_tiles(tiles, cells, r.threads / 32);
   return r;
 }
@@ -242,7 +249,9 @@ void Launcher::one_row(const Input& in, std::span<const Product> parts, void* sw
   p.n_cells = parts[0].at->n_cells;
   const RowShape shape = one_row_shape(tiles, p.n_cells, *tile_geometry(first), cell_bytes, swiglu ? 2 : 1);
   p.n_units = shape.units;
+  p.ring = shape.ring;
   p.split = shape.share.split;
+  p.split_log2 = std::countr_zero(static_cast<uint32_t>(p.split));
   p.n_workers = static_cast<int32_t>(shape.share.blocks * (shape.threads / 32)) / p.split;
   p.begin_b = p.end_a / p.n_workers * p.n_workers;
   p.best = std::exchange(best_, nullptr);

@@ -73,7 +73,7 @@ class Launcher {
   struct RowShape {
     Share share;
     uint32_t threads = 0, shared = 0;
-    int32_t units = 0;
+    int32_t units = 0, ring = 0;
   };
   struct MatmulShape {
     int32_t mt = 1, cells_per_split = 1;

@@ -161,7 +161,6 @@ __device__ __forceinline__ void run(const MatmulParams& p) {
       copy_quad(to + m * kUnitQuads, x + (static_cast<size_t>(m) * p.n_units + i) * kUnitQuads);
   };
 
-  let_next_start();
 #pragma unroll
   for (int i = 0; i < S::kAhead; i += kUnits) fetch_cell(i / kUnits);
   wait_for_inputs();
@@ -188,7 +187,7 @@ __device__ __forceinline__ void run(const MatmulParams& p) {
     Scales scales[NT];
 #pragma unroll
     for (int n = 0; n < NT; ++n) scales[n] = T::scales(cell + n * T::kBytes, u, lane);
-#pragma unroll MT >= 4 ? 2 : 1
+#pragma unroll MT >= 4 ? 2 : 4
     for (int q = 0; q < 4; ++q) {
       h2 w[NT][4];
 #pragma unroll
@@ -203,6 +202,8 @@ __device__ __forceinline__ void run(const MatmulParams& p) {
         }
     }
   }
+  // Not before: blocks of the next kernel would crowd the multiprocessors that have none of ours.
+  let_next_start();
   copy_wait<0>();
   __syncthreads();
   auto* sums = reinterpret_cast<float*>(shared);

@@ -11,8 +11,8 @@ constexpr int kWarps = 8, kRows = 4;
 
 template <class Raw>
 __device__ __forceinline__ void run(const RawLinearParams& p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const int lane = threadIdx.x % 32, out = blockIdx.x * kWarps + threadIdx.x / 32, first = blockIdx.y * kRows;
   if (out >= p.n_out) return;
   const uint8_t* w = p.w + static_cast<size_t>(out) * p.row_bytes;
@@ -56,8 +56,8 @@ __device__ __forceinline__ void run(const RawLinearParams& p) {
 /// out[i] = w[i] . x[row[i]]: chosen rows of the head, decoded by the host. Warp per i.
 extern "C" __global__ void __launch_bounds__(kWarps * 32)
     gather_dots(const __grid_constant__ GatherParams p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const int lane = threadIdx.x % 32, i = blockIdx.x * kWarps + threadIdx.x / 32;
   if (i >= p.n) return;
   const float* x = p.x + static_cast<size_t>(p.row[i]) * p.width;

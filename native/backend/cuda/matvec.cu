@@ -176,40 +176,64 @@ struct Sum {
 
 // ---- the kernel ------------------------------------------------------------------------------
 
+#if __CUDA_ARCH__ >= 900
+constexpr bool kBulk = true;
+#else
+constexpr bool kBulk = false;
+#endif
+
+/// A warp's ring: places for cells, where the next goes in and comes out.
+struct Ring {
+  uint8_t* places;
+  uint64_t* full;  ///< kBulk: barriers of the places
+  int last;        ///< places - 1, a power of two less one
+  int in = 0, out = 0;
+  uint32_t phase = 0;  ///< of the barrier at `out`
+};
+
 /// The cells this warp reads, in order: those of its share of each of its worker's tiles; with
-/// kPair gate and up in turn. They pass through kRing places of shared memory.
+/// kPair gate and up in turn.
 template <class T, bool kPair>
 struct Stream {
-  static constexpr int kSides = kPair ? 2 : 1;
-  uint8_t* ring;                // (kRing, T::kBytes)
-  const uint8_t* tile[kSides];  // this share of the tile now read
+  const uint8_t* gate;  // this share of the tile now read
   const uint8_t* at;
+  ptrdiff_t to_up;  // from gate to up
   size_t tile_step;
   uint32_t cell_step;
-  int mine, left, side = 0, to_issue, slot = 0;
+  int tile, end, n_workers, mine, left;
+  bool up = false;
 
-  __device__ __forceinline__ void issue(int lane) {
-    if (to_issue > 0) {
-      --to_issue;
-      uint8_t* to = ring + slot * T::kBytes;
-      constexpr int kQuads = T::kBytes / 16;
+  __device__ __forceinline__ void issue(Ring& ring, int lane) {
+    if (tile < end) {
+      uint8_t* to = ring.places + ring.in * T::kBytes;
+      if constexpr (kBulk) {
+        if (lane == 0) copy_bulk(to, at, T::kBytes, ring.full + ring.in);
+      } else {
+        constexpr int kQuads = T::kBytes / 16;
 #pragma unroll
-      for (int i = 0; i < (kQuads + 31) / 32; ++i)
-        if (i * 32 + lane < kQuads) copy_quad(to + (i * 32 + lane) * 16, at + (i * 32 + lane) * 16);
-      slot = slot + 1 == kRing ? 0 : slot + 1;
+        for (int i = 0; i < (kQuads + 31) / 32; ++i)
+          if (i * 32 + lane < kQuads) copy_quad(to + (i * 32 + lane) * 16, at + (i * 32 + lane) * 16);
+      }
+      ring.in = (ring.in + 1) & ring.last;
       at += cell_step;
       if (--left == 0) {
         left = mine;
-        if (kPair && side == 0) {
-          side = 1;
-        } else {
-          side = 0;
-          for (int k = 0; k < kSides; ++k) tile[k] += tile_step;
-        }
-        at = tile[kPair ? side : 0];
+        if (!kPair || up) gate += tile_step, tile += n_workers;
+        if (kPair) up = !up;
+        at = kPair && up ? gate + to_up : gate;
       }
     }
-    copy_commit();
+    if constexpr (!kBulk) copy_commit();
+  }
+  /// Until the cell at ring.out is there for all lanes; all have then done with the one before it.
+  __device__ __forceinline__ void wait(const Ring& ring) const {
+    if constexpr (kBulk)
+      barrier_wait(ring.full + ring.out, ring.phase);
+    else if (ring.last == kMinRing - 1)
+      copy_wait<kMinRing - 2>();
+    else
+      copy_wait<kMaxRing - 2>();
+    __syncwarp();
   }
 };
 
@@ -217,21 +241,21 @@ struct Stream {
 /// full and before the first cell is used: it waits for x and stages it.
 template <class T, bool kPair, class Begin>
 __device__ __forceinline__ void run_tiles(const MatvecParams& p, const TiledPart& base, int first, int end,
-                                          uint8_t* x, uint8_t* ring, float* sums, float* squares, Best& best,
+                                          uint8_t* x, Ring& ring, float* sums, float* squares, Best& best,
                                           Begin begin) {
   constexpr uint32_t kCellX = T::kCell / kUnit * unit_bytes<T>();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, split = p.split;
-  const int share = warp & (split - 1), mine = (p.n_cells - share + split - 1) / split;
-  const int n_tiles = first < end ? (end - first + p.n_workers - 1) / p.n_workers : 0;
-  const size_t offset = static_cast<size_t>(first - base.first_tile) * base.tile_bytes + share * T::kBytes;
+  const int share = warp & (split - 1), mine = (p.n_cells - share + split - 1) >> p.split_log2;
   Stream<T, kPair> cells;
-  cells.ring = ring + warp * (kRing * T::kBytes);
-  cells.tile[0] = cells.at = base.tiles + offset;
-  if constexpr (kPair) cells.tile[1] = p.part[1].tiles + offset;
+  cells.gate = cells.at =
+      base.tiles + static_cast<size_t>(first - base.first_tile) * base.tile_bytes + share * T::kBytes;
+  cells.to_up = kPair ? p.part[1].tiles - p.part[0].tiles : 0;
   cells.tile_step = static_cast<size_t>(p.n_workers) * base.tile_bytes;
   cells.cell_step = split * T::kBytes;
+  cells.tile = first;
+  cells.end = end;
+  cells.n_workers = p.n_workers;
   cells.mine = cells.left = mine;
-  cells.to_issue = n_tiles * mine * (kPair ? 2 : 1);
 
   // The lanes that write, one a row.
   const int row = split == 1 ? (lane % 4 ? -1 : lane / 4) : share == 0 && lane < kTileRows ? lane : -1;
@@ -245,44 +269,38 @@ __device__ __forceinline__ void run_tiles(const MatvecParams& p, const TiledPart
     const int out = (t - part.first_tile) * kTileRows + row;
     return part.residual && out < part.n_out ? part.residual[out] : 0.0f;
   };
-  const int total = cells.to_issue;
   const uint8_t* x_first = x + share * kCellX;
   const uint8_t* x_at = x_first;
-  // So few cells that the ring takes them all: none is left to issue, or to count.
-  const bool all_issued = total < kRing;
-  int used = 0, left = mine, tile = first, parity = 0, side = 0;
+  int left = mine, tile = first, parity = 0;
+  bool up = false;
   float factor = 1.0f, gate = 0, residual = 0;
   Sum<T> sum;
 #pragma unroll 1
-  for (int i = -min(total, kRing - 1); i < max(total, 1); ++i) {
+  for (int i = -ring.last; tile < end || i <= 0; ++i) {
     if (i == 0) {
       begin();
       factor = norm_factor(p, squares);
       residual = residual_of(first);
     }
-    if (i >= 0) {
-      if (all_issued)
-        copy_wait<0>();
-      else
-        copy_wait<kRing - 2>();
-      __syncwarp();  // all lanes' copies are here, and all have done with the place to be filled
-    }
-    cells.issue(lane);
-    if (i < 0 || i >= total) continue;
-    sum.add(cells.ring + used * T::kBytes, x_at, lane);
-    used = used + 1 == kRing ? 0 : used + 1;
+    const bool use = i >= 0 && tile < end;
+    if (use) cells.wait(ring);
+    cells.issue(ring, lane);
+    if (!use) continue;
+    sum.add(ring.places + ring.out * T::kBytes, x_at, lane);
+    ring.out = (ring.out + 1) & ring.last;
+    ring.phase ^= ring.out == 0;
     x_at += split * kCellX;
     if (--left) continue;
     left = mine;
     x_at = x_first;
-    float y = sum.row(lane, kPair && side ? p.part[1].scale : base.scale) * factor;
+    float y = sum.row(lane, kPair && up ? p.part[1].scale : base.scale) * factor;
     sum = {};
-    if (kPair && side == 0) {
+    if (kPair && !up) {
       gate = y;
-      side = 1;
+      up = true;
       continue;
     }
-    side = 0;
+    up = false;
     const TiledPart& part = part_of(tile);
     const int out = (tile - part.first_tile) * kTileRows + row;
     tile += p.n_workers;
@@ -328,9 +346,17 @@ __device__ __forceinline__ void run(const MatvecParams& p) {
   __shared__ Best best_scratch[32];
   constexpr uint32_t kCellBytes = A::kBytes > B::kBytes ? A::kBytes : B::kBytes;
   const uint32_t warps = blockDim.x / 32;
-  uint8_t* ring = x + static_cast<uint32_t>(p.n_units) * unit_bytes<A>();
-  auto* sums = reinterpret_cast<float*>(ring + warps * (kRing * kCellBytes));
-  const int worker = (blockIdx.x * warps + threadIdx.x / 32) / p.split;
+  __shared__ uint64_t full[kMatvecThreads / 32][kMaxRing];
+  const int warp = threadIdx.x / 32;
+  uint8_t* rings = x + static_cast<uint32_t>(p.n_units) * unit_bytes<A>();
+  auto* sums = reinterpret_cast<float*>(rings + warps * (p.ring * kCellBytes));
+  Ring ring{rings + warp * (p.ring * kCellBytes), full[warp], p.ring - 1};
+  if (kBulk) {
+    if (threadIdx.x % 32 < kMaxRing) barrier_init(full[warp] + threadIdx.x % 32);
+    barrier_inits_done();
+    __syncwarp();
+  }
+  const int worker = static_cast<int>(blockIdx.x * warps + warp) >> p.split_log2;
   let_next_start();
   Best best{0, -1};
   run_tiles<A, kPair>(p, p.part[0], worker, p.end_a, x, ring, sums, squares, best, [&] {

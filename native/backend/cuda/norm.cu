@@ -22,8 +22,8 @@ __device__ __forceinline__ float norm_factor(const float* x, int n, float eps, f
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     rows_to_fragments(const __grid_constant__ FragmentParams p) {
   __shared__ float scratch[32];
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const int row = blockIdx.x;
   const float* x = p.x + static_cast<size_t>(row) * p.width;
   const bool quads = p.width % 4 == 0;
@@ -61,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 /// One group a block.
 extern "C" __global__ void __launch_bounds__(256) rms_norm(const __grid_constant__ NormParams p) {
   __shared__ float scratch[32];
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const float* x = p.x + static_cast<size_t>(blockIdx.x) * p.group;
   float* out = p.out + static_cast<size_t>(blockIdx.x) * p.group;
   const float factor = norm_factor(x, p.group, p.eps, scratch);
@@ -70,16 +70,16 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(const __grid_constant
 }
 
 extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ PairParams p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < p.n) p.out[i] = p.a[i] + p.b[i];
 }
 
 /// out = silu(a) * b
 extern "C" __global__ void __launch_bounds__(256) swiglu(const __grid_constant__ PairParams p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < p.n) p.out[i] = silu(p.a[i]) * p.b[i];
 }

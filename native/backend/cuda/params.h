@@ -7,7 +7,7 @@ namespace reflex::cuda {
 
 inline constexpr int kMaxParts = 3;                ///< matrices of one input in one launch (q, k, v)
 inline constexpr int kMatvecThreads = 512;         ///< at most
-inline constexpr int kRing = 4;                    ///< cells a warp of matvec has in shared memory
+inline constexpr int kMinRing = 4, kMaxRing = 8;   ///< cells a warp of matvec has in shared memory, either
 inline constexpr uint32_t kMatvecUnitBytes = 320;  ///< of shared memory, at most, per 128 values of x
 inline constexpr int kMatmulThreads = 256;
 inline constexpr int kMaxHeadDim = 512;
@@ -92,9 +92,10 @@ struct MatvecParams {
   const float* norm_weight;  ///< (width) or null: x as it is
   float norm_eps;
   int32_t width, n_units, n_cells;
-  int32_t split;      ///< warps that share a tile's cells, a power of two
-  int32_t n_workers;  ///< groups of so many warps in the grid; each takes every n_workers-th tile
-  int32_t end_a;      ///< tiles below are of the first type
+  int32_t ring;               ///< kMinRing or kMaxRing
+  int32_t split, split_log2;  ///< warps that share a tile's cells, a power of two
+  int32_t n_workers;          ///< groups of so many warps in the grid; each takes every n_workers-th tile
+  int32_t end_a;              ///< tiles below are of the first type
   int32_t first_b, begin_b, end_b;  ///< the second type's first part, end_a rounded down to n_workers, end
   Best* best;                       ///< (blocks) the best output of each, or null
 };

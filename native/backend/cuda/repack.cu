@@ -43,14 +43,14 @@ __device__ __forceinline__ void decode_tile(const RepackParams& p) {
 
 // One tile (8 rows) a block.
 extern "C" __global__ void __launch_bounds__(256) repack(const __grid_constant__ RepackParams p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   with_tile(p.type, [&](auto tile) { repack_tile<decltype(tile)>(p); });
 }
 
 extern "C" __global__ void __launch_bounds__(256) raw_to_f16(const __grid_constant__ RepackParams p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   switch (static_cast<GgmlType>(p.type)) {
 #define REFLEX_CASE(name)       \
   case GgmlType::name:          \

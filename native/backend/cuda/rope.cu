@@ -11,8 +11,8 @@ constexpr int kWarps = 4;
 /// grid (rows, ceil(heads of all items / 4))
 extern "C" __global__ void __launch_bounds__(kWarps * 32) heads(const __grid_constant__ HeadsParams p) {
   __shared__ float shared[kWarps][kMaxHeadDim];
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const int row = blockIdx.x;
   int h = blockIdx.y * kWarps + threadIdx.x / 32, i = 0;
   for (; i < p.n_items && h >= p.item[i].n_heads; ++i) h -= p.item[i].n_heads;

@@ -21,8 +21,8 @@ __device__ __forceinline__ Share share_of(int n, int part, int parts) {
 extern "C" __global__ void __launch_bounds__(kScanThreads)
     best_of_blocks(const __grid_constant__ BestParams p) {
   __shared__ Best scratch[32];
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const float* x = p.logits + static_cast<size_t>(blockIdx.y) * p.n_vocab;
   const Share share = share_of(p.n_vocab, blockIdx.x, p.n_partial);
   Best best{0, -1};
@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(kScanThreads)
 /// One block, a warp per row in turn; then the host is told.
 extern "C" __global__ void __launch_bounds__(kScanThreads)
     best_of_rows(const __grid_constant__ BestParams p) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const int lane = threadIdx.x % 32;
   const uint32_t sequence = p.header->sequence;
   for (int o = threadIdx.x / 32; o < p.n_out; o += kScanThreads / 32) {
