@@ -24,6 +24,7 @@ struct SourceUnpacked {
   static constexpr int kBlock = BLOCK;
   static constexpr int kOffset = kBias;
   static constexpr bool kHasMin = MIN;
+  static constexpr bool kFetch = false;  // it is in cache
   const weight_t* q;
   const float* scale;
   const float* min;
@@ -94,7 +95,7 @@ inline __attribute__((always_inline)) void dot_group(const S& s, int32_t n, cons
   // Lane i of chunk c belongs to block c * kPerChunk + i / (16 / kPerChunk).
   const __m512i block_of_lane = _mm512_srli_epi32(lane, S::kBlock == 32 ? 3 : 2);
   const auto add = [&](int c, __m512i w) __attribute__((always_inline)) {
-    __builtin_prefetch(ahead + 64 * c, 0, 3);
+    if (S::kFetch) __builtin_prefetch(ahead + 64 * c, 0, 3);
     const __m512i which = _mm512_add_epi32(block_of_lane, _mm512_set1_epi32(c * kPerChunk));
     REFLEX_UNROLL
     for (int r = 0; r < R; ++r) {
