@@ -1,0 +1,105 @@
+"""Engines on the GPU: the dense fixtures' logits against transformers in float32, greedy tokens and system1
+against the CPU's exact mode, to the gates of design.md."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from reflex_worker._native import Engine
+
+from ..oracle.references import (
+    EXACT_MAX_DIFF,
+    EXACT_MEAN_KL,
+    HYBRIDS,
+    MIXTURES,
+    NAMES,
+    fixture_path,
+    load,
+    mean_kl,
+)
+from ..oracle.test_logits import fast_rms_bound
+
+pytestmark = pytest.mark.gpu
+
+DENSE = [n for n in NAMES if n not in MIXTURES and n not in HYBRIDS]
+LENGTHS = (1, 2, 7, 31, 33, 64, 65, 130)
+
+
+@cache
+def engine(name: str, device: str = "cuda", exact: bool = True) -> Engine:
+    return Engine(str(fixture_path(name)), device=device, exact=exact, threads=2)
+
+
+def rows(e: Engine, ids: list[int], wanted: list[int], chunk: int = 0) -> np.ndarray:
+    return np.array(e.logits(ids, wanted, chunk=chunk), np.float64)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_exact_logits(name: str) -> None:
+    ref = load(name)
+    worst = kl = 0.0
+    for length in LENGTHS:
+        wanted = ref.rows_below(length)
+        for chunk in (0, 7, 1):
+            found = rows(engine(name), ref.ids[:length], wanted, chunk)
+            worst = max(worst, float(np.abs(found - ref.at(wanted)).max()))
+            kl = max(kl, mean_kl(ref.at(wanted), found))
+    print(f"{name}: max |difference| {worst:.1e}, KL {kl:.1e}")
+    assert worst <= EXACT_MAX_DIFF
+    assert kl <= EXACT_MEAN_KL
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+@pytest.mark.parametrize("name", DENSE)
+def test_fast_logits_are_no_worse_than_llama_cpp(name: str, chunk: int) -> None:
+    ref = load(name)
+    found = rows(engine(name, exact=False), ref.ids, ref.rows, chunk)
+    rms = float(np.sqrt(((found - ref.logits) ** 2).mean()))
+    print(f"{name} chunk {chunk or 'whole'}: rms {rms:.4f}, bound {fast_rms_bound(name):.4f}")
+    assert rms <= fast_rms_bound(name)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_greedy_tokens_of_exact_mode_are_the_cpus(name: str) -> None:
+    ids = load(name).ids[:20]
+    tokens = []
+    for device in ("cpu", "cuda"):
+        g = engine(name, device).generate(prompt_token_ids=ids, max_tokens=24, ignore_eos=True)
+        while g.step().kind != "done":
+            pass
+        tokens.append(list(g.token_ids))
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("score", ["logit_sum", "logprob_sum"])
+def test_system1_is_the_cpus(score: str, exact: bool) -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        cities = [" Paris", " London", " Rome"]
+        s = engine("demo", device, exact).score("The capital of France is", cities, score=score)
+        while s.step().kind != "done":
+            pass
+        results.append([c[2] for c in s.candidates])
+        assert s.best_index == 0
+    assert np.abs(np.subtract(*results)).max() <= (1e-3 if exact else 0.2)
+
+
+def test_a_mixture_is_refused_by_name_not_run_wrong() -> None:
+    from reflex_worker._native import ReflexError
+
+    with pytest.raises(ReflexError, match="does not run on CUDA yet") as e:
+        Engine(str(fixture_path("qwen3moe")), device="cuda")
+    assert e.value.kind == "unsupported"
+
+
+def test_load_modes_give_the_same_logits() -> None:
+    ref = load("qwen3-q8_0")
+    found = [
+        rows(Engine(str(fixture_path("qwen3-q8_0")), device="cuda", load_mode=mode), ref.ids[:9], [8])
+        for mode in ("auto", "ring", "map", "direct")
+    ]
+    assert all(np.array_equal(found[0], f) for f in found[1:])
