@@ -65,6 +65,7 @@ def main(name, argv):
         ctx=values["ctx"],
         exact=values["exact"],
         isa=values["isa"],
+        load_mode=values["load_mode"],
         max_line_bytes=values["max_line_bytes"],
         state_dir=values["state_dir"],
     )

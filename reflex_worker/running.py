@@ -39,12 +39,17 @@ SAMPLING_FIELDS = (
 )
 
 
+# Of the engine's phases, those that every final tells (docs/protocol.md).
+START_PHASES = ("launch", "gguf_open", "cuda_init", "model_load", "first_kernel_at")
+
+
 class Run:
     """A request that the engine has accepted. `step()` until it gives the final line."""
 
     def __init__(self, engine: Any, request: Request) -> None:
         """Raises what the engine raises: nothing has run then."""
         self.request = request
+        self._engine = engine
         self._bytes: Callable[[int], bytes] = engine.token_bytes
         self._task = _score(engine, request) if request.scores else _generate(engine, request)
 
@@ -84,8 +89,13 @@ class Run:
             prompt_logprobs=self._logprobs(task.prompt_logprobs) if wants_prompt else None,
             seed=task.seed,
             usage=Usage(**task.usage),
-            timings=task.timings,
+            timings=self._timings(),
         )
+
+    def _timings(self) -> dict[str, float]:
+        """The request's own milliseconds, behind those of the start it came after."""
+        phases = self._engine.phases
+        return {**{name: phases[name] for name in START_PHASES if name in phases}, **self._task.timings}
 
     def _score_final(self) -> ScoreFinal:
         task = self._task
@@ -99,7 +109,7 @@ class Run:
             best_index=task.best_index,
             score=task.score_kind,
             usage=Usage(**task.usage),
-            timings=task.timings,
+            timings=self._timings(),
         )
 
     def _top(self, pairs: list[tuple[int, float]]) -> list[TopLogprob]:

@@ -50,7 +50,7 @@ def test_a_generate_final_has_every_field():
             prompt_logprobs=None,
             seed=12345,
             usage=Usage(prompt_tokens=3, completion_tokens=4),
-            timings={"total": 1.0},
+            timings={"launch": 1.0, "gguf_open": 0.5, "model_load": 2.0, "total": 1.0},
         )
     ]
 
@@ -69,7 +69,7 @@ def test_a_system1_final_has_every_field():
             best_index=1,
             score="logit_sum",
             usage=Usage(prompt_tokens=3),
-            timings={"total": 1.0},
+            timings={"launch": 1.0, "gguf_open": 0.5, "model_load": 2.0, "total": 1.0},
         )
     ]
 

@@ -80,7 +80,8 @@ def test_streamed_text_is_the_final_text(worker):
     assert worker.detokenize(final.token_ids, skip_special=True, timeout=WAIT).startswith(final.text)
     assert final.usage.completion_tokens == len(final.token_ids) <= 24
     assert final.usage.prompt_tokens == len(worker.tokenize("Once upon a time", timeout=WAIT))
-    assert {"prompt_eval", "decode", "total"} <= set(final.timings)
+    assert {"launch", "gguf_open", "cuda_init", "model_load", "first_kernel_at"} <= set(final.timings)
+    assert {"tokenize", "prompt_eval", "decode", "first_token", "total"} <= set(final.timings)
 
 
 def test_greedy_is_the_same_twice_and_after_a_long_request_as_in_a_fresh_process(worker):
