@@ -39,6 +39,7 @@ demo: $(VENV)/.installed ## set up, build, decide and write with the bundled mod
 
 test: $(VENV)/.installed-tests ## set up, build with tests, run them all
 	build/tests/tests/native/reflex_tests
+	@! command -v ctest >/dev/null || ctest --test-dir build/tests -R kernel_symbols --output-on-failure
 	$(VENV)/bin/pytest -q protocol/tests
 	$(VENV)/bin/pytest -q sidecar/tests
 	$(VENV)/bin/pytest -q tests
