@@ -15,6 +15,22 @@ class UsageError(Exception):
     """The command line is wrong; the message says how."""
 
 
+def int32(text):
+    """An integer that the core's int holds."""
+    value = int(text)
+    if not -(1 << 31) <= value < 1 << 31:
+        raise ValueError
+    return value
+
+
+def uint64(text):
+    """A seed: 0 to 2^64 - 1."""
+    value = int(text)
+    if not 0 <= value < 1 << 64:
+        raise ValueError
+    return value
+
+
 class Option:
     """One option: `--name VALUE`, or a flag when convert is None."""
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, parse
+from .cli_args import Option, UsageError, int32, parse
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, open_engine, take_model
 from .cli_output import result_line, value_text
@@ -11,9 +11,9 @@ from .cli_output import result_line, value_text
 OPTIONS = [
     *MODEL_OPTIONS,
     Option("--lengths", str, "1,8,32,128,512", "N,N,...", help="prompt lengths in tokens"),
-    Option("--decode", int, 64, "N", help="tokens to decode"),
-    Option("--repeat", int, 5, "N", help="runs of each, the median counts"),
-    Option("--cold", int, 0, "N", help="instead: N fresh processes to one token"),
+    Option("--decode", int32, 64, "N", help="tokens to decode"),
+    Option("--repeat", int32, 5, "N", help="runs of each, the median counts"),
+    Option("--cold", int32, 0, "N", help="instead: N fresh processes to one token"),
     Option("--prompt", str, "Once upon a time", "TEXT", help="the cold runs' prompt"),
     Option(
         "--pause", float, 0.3, "S", help="between cold runs, so that one's teardown does not slow the next"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, parse
+from .cli_args import Option, int32, parse
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, open_engine, take_model
 from .cli_output import result_line
 
 OPTIONS = [
     *MODEL_OPTIONS,
-    Option("--tokens", int, 64, "N", help="rows of the text to compare at most"),
+    Option("--tokens", int32, 64, "N", help="rows of the text to compare at most"),
     Option("--json", help="one JSON object"),
 ]
 
@@ -49,10 +49,18 @@ def main(name, argv):
     return 0
 
 
+class NotFiniteError(Exception):
+    """The file's weights give no numbers."""
+
+    kind = "gguf"
+
+
 def compare(exact, fast):
     """Over all rows: rms and max |difference|, std of the exact logits, mean KL in nats, top-1 agreement."""
     import math
 
+    if not all(math.isfinite(x) for row in exact + fast for x in row):
+        raise NotFiniteError("the model's logits are not finite: its weights are broken")
     n = squares = largest = kl = same = total = total_sq = 0
     for e, f in zip(exact, fast, strict=True):
         squares += sum((a - b) ** 2 for a, b in zip(e, f, strict=True))

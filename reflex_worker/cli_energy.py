@@ -6,13 +6,13 @@ are made back to back and divided. The CPU's (RAPL) is read where the kernel let
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError
+from .cli_args import Option, UsageError, int32
 from .cli_args import parse as parse_options
 from .cli_args import usage as usage_text
 from .cli_output import result_line
 
 OPTIONS = [
-    Option("--runs", int, 10, "N", help="runs, back to back"),
+    Option("--runs", int32, 10, "N", help="runs, back to back"),
     Option("--pause", float, 0.3, "S", help="between runs"),
     Option("--idle", float, 2.0, "S", help="how long the idle draw is measured first"),
     Option("--json", help="one JSON object"),

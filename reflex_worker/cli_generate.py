@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, parse
+from .cli_args import Option, int32, parse, uint64
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, boot_driver, checked_text, open_engine, take_model, take_prompt
 from .cli_output import phase_fields, result_line
 
 OPTIONS = [
     *MODEL_OPTIONS,
-    Option("--max-tokens", int, 32, "N", help="tokens at most"),
+    Option("--max-tokens", int32, 32, "N", help="tokens at most"),
     Option("--temperature", float, 0.0, "T", help="0: greedy"),
-    Option("--top-k", int, 0, "N", help="keep the N likeliest, 0: all"),
+    Option("--top-k", int32, 0, "N", help="keep the N likeliest, 0: all"),
     Option("--top-p", float, 1.0, "P", help="keep the likeliest up to this mass"),
     Option("--min-p", float, 0.0, "P", help="drop what is below this part of the likeliest"),
-    Option("--seed", int, None, "N", help="same seed, same text; drawn and told when absent"),
+    Option("--seed", uint64, None, "N", help="same seed, same text; drawn and told when absent"),
     Option("--repetition-penalty", float, 1.0, "X", help="divides logits of tokens seen"),
     Option("--frequency-penalty", float, 0.0, "X", help="per occurrence in the output"),
     Option("--presence-penalty", float, 0.0, "X", help="once for tokens in the output"),
     Option("--stop", str, None, "TEXT", repeat=True, help="end before this text (repeatable)"),
     Option("--ignore-eos", help="go on past the model's end tokens"),
-    Option("--logprobs", int, None, "N", help="log-probability of each token and the N best (--json)"),
+    Option("--logprobs", int32, None, "N", help="log-probability of each token and the N best (--json)"),
     Option("--no-special", help="do not read control tokens in the prompt"),
     Option("--stream", help="show the text live"),
     Option("--json", help="one JSON object instead of the result line"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError
+from .cli_args import Option, UsageError, int32
 
 MODEL_OPTIONS = [
     Option("--demo", help="use the bundled model instead of a GGUF file"),
     Option("--device", str, "auto", "auto|cpu|cuda[:N]", help="where to run"),
-    Option("--threads", int, 0, "N", help="CPU threads, 0: what the machine and its cgroup allow"),
-    Option("--ctx", int, 0, "N", help="cap on the context in tokens, 0: the model's own"),
+    Option("--threads", int32, 0, "N", help="CPU threads, 0: what the machine and its cgroup allow"),
+    Option("--ctx", int32, 0, "N", help="cap on the context in tokens, 0: the model's own"),
     Option(
         "--load-mode",
         str,
@@ -80,10 +80,12 @@ def take_prompt(positional, name):
     else:
         import sys
 
-        if not positional and sys.stdin.isatty():
+        if sys.stdin is None or (not positional and sys.stdin.isatty()):
             raise UsageError(f"{name}: expected a prompt (or '-' and text on stdin)")
         positional[:] = positional[1:]
         text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+    if positional:
+        raise UsageError(f"unexpected argument '{positional[0]}'")
     return checked_text(text, "PROMPT")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, parse
+from .cli_args import Option, UsageError, int32, parse
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, boot_driver, demo_path
 
@@ -20,7 +20,7 @@ STDIO_OPTIONS = [
         help="the model's file; REFLEX_MODEL where absent; else wait for a load line",
     ),
     *MODEL_OPTIONS,
-    Option("--max-line-bytes", int, 16 << 20, "N", help="longest request line"),
+    Option("--max-line-bytes", int32, 16 << 20, "N", help="longest request line"),
     Option("--state-dir", str, None, "FOLDER", help="where state files may lie (not supported yet)"),
 ]
 UDS_OPTIONS = [

@@ -78,7 +78,7 @@ class Grammars:
             raise _refuse("invalid_input", f"constraint: {e}") from None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            words = " ".join(matcher.get_error().split())
+            words = " ".join(matcher.get_error().partition("<state>")[0].split())
             raise _refuse("invalid_input", f"constraint: expected a valid {kind}, found: {words}")
         return Constrained(generation, matcher, self._end_ids)
 
@@ -97,10 +97,14 @@ class Constrained:
 
     def _mask(self) -> None:
         mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            words = " ".join(self._matcher.get_error().split())
-            raise _refuse("invalid_input", f"constraint: {words}")
+        self._check()
         self._generation.allow(mask)
+
+    def _check(self) -> None:
+        """A grammar too large to follow is the request's fault; llguidance dumps its state behind the words."""
+        if self._matcher.is_error():
+            words = " ".join(self._matcher.get_error().partition("<state>")[0].split())
+            raise _refuse("invalid_input", f"constraint: {words}")
 
     def step(self) -> Any:
         """One step of the generation; the next draw's mask follows from its token."""
@@ -108,8 +112,8 @@ class Constrained:
         if event.kind != "token" or event.token_id in self._end_ids:
             return event
         if not self._matcher.consume_token(event.token_id):
-            words = " ".join(self._matcher.get_error().split())
-            raise _refuse("other", f"constraint: token {event.token_id} was drawn against the mask: {words}")
+            self._check()
+            raise _refuse("other", f"constraint: token {event.token_id} was drawn against the mask")
         if self._matcher.is_stopped():
             self._generation.finish()
         else:

@@ -350,8 +350,10 @@ class Program {
   virtual std::span<const float> gathered(int32_t o) = 0;
   /// HeadMode::full: log(sum_v exp(logit[v])) of row o, summed in f64 or better than f32.
   virtual double log_sum_exp(int32_t o) = 0;
-  /// HeadMode::full: index of the largest logit, the first on a tie; NaN never wins.
+  /// HeadMode::full: index of the largest logit, the first on a tie; NaN never wins;
+  /// -1 where all are NaN.
   virtual int32_t argmax(int32_t o) = 0;
+  /// A token drawn as `spec` says; -1 where none is left to choose from (all NaN or ruled out).
   virtual int32_t sample(int32_t o, const SampleSpec& spec) = 0;
   /// HeadMode::full: the n largest logits of row o as log-probabilities, best first, ties by id.
   virtual std::vector<TokenLogprob> top_logprobs(int32_t o, int32_t n) = 0;

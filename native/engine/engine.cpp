@@ -14,6 +14,9 @@ namespace {
 // Full logits kept at once: 8 Mi floats, 32 MiB.
 constexpr int64_t kMaxFullLogits = 8 << 20;
 
+// More than any machine's cores; every thread costs a stack and milliseconds at the start.
+constexpr int kMaxThreads = 1024;
+
 std::unique_ptr<Backend> open_device(const EngineOptions& o) {
   const std::string& d = o.device;
   if (d == "cpu") return make_cpu_backend(o.threads, o.isa);
@@ -41,6 +44,11 @@ EngineImpl::EngineImpl(const EngineOptions& options, const std::function<void()>
   if (options.ctx < 0) fail(ErrorKind::invalid_input, "ctx: expected 0 or more, found %d", options.ctx);
   if (options.threads < 0)
     fail(ErrorKind::invalid_input, "threads: expected 0 or more, found %d", options.threads);
+  if (options.threads > kMaxThreads)
+    fail(ErrorKind::invalid_input, "threads: expected at most %d, found %d", kMaxThreads, options.threads);
+  const std::string& mode = options.load_mode;
+  if (!mode.empty() && mode != "ring" && mode != "map" && mode != "direct")
+    fail(ErrorKind::invalid_input, "load_mode: expected ring, map or direct, found '%s'", mode.c_str());
   if (options.chunk < 1) fail(ErrorKind::invalid_input, "chunk: expected 1 or more, found %d", options.chunk);
   const double t0 = now_ms();
   phases_.launch = t0 - process_start_ms();

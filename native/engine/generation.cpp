@@ -170,7 +170,8 @@ int32_t GenerationImpl::draw() {
                         ? (n_prompt_ - 1) % std::min(engine_.chunk(), engine_.max_full_outputs())
                         : 0;
   SampleSpec spec;
-  spec.temperature = request_.temperature;
+  // A subnormal temperature has no finite inverse: it is as cold as 0.
+  spec.temperature = std::isnormal(request_.temperature) ? request_.temperature : 0.0f;
   spec.top_k = request_.top_k;
   spec.top_p = request_.top_p;
   spec.min_p = request_.min_p;
@@ -188,7 +189,10 @@ int32_t GenerationImpl::draw() {
   const bool greedy = request_.temperature == 0 && counts.empty() && bias_.empty() && allowed_.empty();
   const int32_t id = greedy ? program.argmax(o) : program.sample(o, spec);
   allowed_.clear();
-  if (id < 0) fail(ErrorKind::other, "no token can be drawn: every logit is NaN or ruled out");
+  if (id < 0 && program.argmax(o) < 0)
+    fail(ErrorKind::gguf, "the model's logits are not finite: its weights are broken");
+  if (id < 0)
+    fail(ErrorKind::invalid_input, "no token is left to choose from: logit_bias or constraint rules all out");
   if (request_.logprobs) logprobs_.push_back(logprob_of(o, id, *request_.logprobs));
   return id;
 }

@@ -308,8 +308,7 @@ void ScoringImpl::finish() {
   double top = -INFINITY;
   for (size_t i = 0; i < candidates_.size(); ++i) {
     if (std::isnan(candidates_[i].score))
-      fail(ErrorKind::other, "candidates[%zu]: its score is not a number (the model's logits are not finite)",
-           i);
+      fail(ErrorKind::gguf, "candidates[%zu]: its score is not a number: the model's weights are broken", i);
     if (candidates_[i].score > top) top = candidates_[i].score, best_ = static_cast<int>(i);
   }
   double sum = 0;

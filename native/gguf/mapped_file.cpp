@@ -58,8 +58,8 @@ MappedFile MappedFile::open(const std::string& path) {
   if (p == MAP_FAILED) {
     const int err = errno;
     file.size_ = 0;
-    fail(ErrorKind::io, "cannot map %s (%lld bytes): %s", path.c_str(), static_cast<long long>(st.st_size),
-         std::strerror(err));
+    fail(err == ENOMEM ? ErrorKind::out_of_memory : ErrorKind::io, "cannot map %s (%lld bytes): %s",
+         path.c_str(), static_cast<long long>(st.st_size), std::strerror(err));
   }
   file.data_ = static_cast<const std::byte*>(p);
   return file;

@@ -22,6 +22,9 @@ for l in ('lib', 'lib64'):
     sys.path.append('%s/%s/python%d.%d/site-packages' % (p, l, *sys.version_info[:2]))
 try:
     from reflex_worker.cli import main
+except KeyboardInterrupt:
+    import posix
+    posix._exit(130)
 except ModuleNotFoundError as e:
     if e.name != 'reflex_worker': raise
     import os

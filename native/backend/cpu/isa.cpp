@@ -43,7 +43,7 @@ const Kernels& choose_kernels(const std::string& isa) {
     if (isa.empty() || isa == k->name) return *k;
     have += (have.empty() ? "" : ", ") + std::string(k->name);
   }
-  fail(ErrorKind::unsupported, "instruction set '%s': expected one that this machine and build have (%s)",
+  fail(ErrorKind::invalid_input, "instruction set '%s': expected one that this machine and build have (%s)",
        isa.c_str(), have.c_str());
 }
 

@@ -130,7 +130,7 @@ double CpuProgram::log_sum_exp(int32_t o) {
 
 int32_t CpuProgram::argmax(int32_t o) {
   const std::span<const float> x = logits(o);
-  return std::max(0, first_largest(x, kernels_.max_value(x.data(), static_cast<int32_t>(x.size()))));
+  return first_largest(x, kernels_.max_value(x.data(), static_cast<int32_t>(x.size())));
 }
 
 std::vector<TokenLogprob> CpuProgram::top_logprobs(int32_t o, int32_t n) {
@@ -148,7 +148,7 @@ int32_t CpuProgram::sample(int32_t o, const SampleSpec& spec) {
   adjust(x, spec);
   const float largest = kernels_.max_value(x.data(), n);
   const int32_t top = first_largest(x, largest);
-  if (top < 0) fail(ErrorKind::invalid_input, "sampling: no token is left to choose from");
+  if (top < 0) return -1;
   if (!(spec.temperature > 0) || std::isinf(largest)) return top;
 
   // Weights relative to the best: exp((x - max) / T), NaN as 0.
@@ -174,6 +174,7 @@ int32_t CpuProgram::sample(int32_t o, const SampleSpec& spec) {
       if (x[static_cast<size_t>(i)] > 0) kept.push_back({x[static_cast<size_t>(i)], i});
   // The best has weight 1, so min_p is a bound on the weights themselves.
   std::erase_if(kept, [&](const Scored& s) { return s.id != top && s.value < spec.min_p; });
+  if (kept.empty()) return top;  // 1 / T is not finite: as cold as greedy
   std::sort(kept.begin(), kept.end(), [](const Scored& a, const Scored& b) { return a.id < b.id; });
   return draw(kept, spec.random);
 }

@@ -140,7 +140,7 @@ void ThreadPool::start_workers() {
     try {
       workers_.emplace_back([this, t] { work(t); });
     } catch (const std::system_error& e) {
-      fail(ErrorKind::other, "cannot start thread %d of %d: %s", t + 1, size_, e.what());
+      fail(ErrorKind::out_of_memory, "cannot start thread %d of %d: %s", t + 1, size_, e.what());
     }
   }
 }

@@ -76,7 +76,7 @@ std::span<const float> CudaProgram::gathered(int32_t o) {
 int32_t CudaProgram::argmax(int32_t o) {
   need_head(HeadMode::full, o, "argmax");
   wait_for_best();
-  return std::max(0, results_.at<Best>(kResultsBest)[o].id);
+  return results_.at<Best>(kResultsBest)[o].id;
 }
 
 double CudaProgram::log_sum_exp(int32_t o) {
@@ -218,7 +218,7 @@ int32_t CudaProgram::sample(int32_t o, const SampleSpec& spec) {
     launcher_->launch("sample", "draw_token", {1, 1}, 1024, 0, p);
   }
   if (!greedy || !plain) synchronize("sampling");
-  if (best->id < 0) fail(ErrorKind::invalid_input, "sampling: no token is left to choose from");
+  if (best->id < 0) return -1;
   return greedy || std::isinf(best->value) ? best->id : *drawn;
 }
 
