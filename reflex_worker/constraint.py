@@ -101,7 +101,7 @@ class Constrained:
         self._generation.allow(mask)
 
     def _check(self) -> None:
-        """A grammar too large to follow is the request's fault; llguidance dumps its state behind the words."""
+        """A grammar too large to follow is the request's fault; llguidance adds its state to the words."""
         if self._matcher.is_error():
             words = " ".join(self._matcher.get_error().partition("<state>")[0].split())
             raise _refuse("invalid_input", f"constraint: {words}")
