@@ -64,8 +64,8 @@ if(reflex_nvcc_help MATCHES "--compress-mode")
   list(APPEND reflex_nvcc_flags --compress-mode=none)
 endif()
 file(GLOB reflex_kernels CONFIGURE_DEPENDS native/backend/cuda/*.cu)
-file(GLOB reflex_kernel_headers CONFIGURE_DEPENDS native/backend/cuda/*.cuh native/backend/cuda/*.h native/quant/*.h
-     native/quant/types.def)
+file(GLOB reflex_kernel_headers CONFIGURE_DEPENDS native/backend/cuda/*.cuh native/backend/cuda/*params.h
+     native/backend/cuda/tile.h native/quant/*.h native/quant/types.def)
 set(reflex_images ${CMAKE_BINARY_DIR}/cuda)
 set(reflex_fatbins)
 set(REFLEX_IMAGE_BYTES "")

@@ -43,6 +43,7 @@ class StepBuilder {
           if constexpr (
               requires { o.up; } && !requires { o.router; })
             f(o.gate), f(o.up);
+          if constexpr (std::is_same_v<T, SigmoidGate>) f(o.gate);
           if constexpr (requires { o.a; }) f(o.a), f(o.b);
           if constexpr (requires { o.in; }) f(o.in);
         },
@@ -229,6 +230,7 @@ class StepBuilder {
   void emit(const Rope& op, size_t) { store(HeadsStep{{op.in, op.out, {}, op.rope, op.n_heads}}, op.out); }
   void emit(const SwiGlu& op, size_t) { store(SwiGluStep{op.gate, op.up, op.out}, op.out); }
   void emit(const Add& op, size_t) { store(AddStep{op.a, op.b, op.out}, op.out); }
+  void emit(const SigmoidGate& op, size_t) { store(SigmoidGateStep{op.in, op.gate, op.out}, op.out); }
   void emit(const SelectOutputs& op, size_t) {
     // Of a norm that is never stored: its products select the norm's input instead.
     const auto* n = producer<RmsNorm>(op.in);
@@ -284,6 +286,7 @@ Touches touches(const Step& step) {
     void operator()(const NormStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
     void operator()(const AddStep& s) { t.reads = {s.a, s.b}, t.writes = {s.out}; }
     void operator()(const SwiGluStep& s) { t.reads = {s.gate, s.up}, t.writes = {s.out}; }
+    void operator()(const SigmoidGateStep& s) { t.reads = {s.in, s.gate}, t.writes = {s.out}; }
     void operator()(const SelectStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
     void operator()(const HeadStep& s) { t.reads = {s.in}; }
   };

@@ -198,6 +198,15 @@ void CudaProgram::step(const SwiGluStep& s) {
   elementwise("swiglu", value(s.gate), value(s.up), value(s.out), n);
 }
 
+void CudaProgram::step(const SigmoidGateStep& s) {
+  const int32_t width = steps_.values[static_cast<size_t>(s.out)].width;
+  const auto n = static_cast<size_t>(rows_of(s.out)) * static_cast<size_t>(width);
+  const bool per_row = width != 1 && steps_.values[static_cast<size_t>(s.gate)].width == 1;
+  if (n)
+    launcher_->launch("norm", "sigmoid_gate", {blocks_for(n), 1}, kThreads, 0,
+                      SigmoidGateParams{value(s.in), value(s.gate), value(s.out), n, width, per_row});
+}
+
 void CudaProgram::step(const SelectStep& s) {
   if (now_.n_out == 0 || now_.same_rows) return;
   const int32_t width = steps_.values[static_cast<size_t>(s.in)].width;

@@ -84,4 +84,14 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const __grid_constant__
   if (i < p.n) p.out[i] = silu(p.a[i]) * p.b[i];
 }
 
+/// out = x * sigmoid(gate)
+extern "C" __global__ void __launch_bounds__(256) sigmoid_gate(const __grid_constant__ SigmoidGateParams p) {
+  wait_for_inputs();
+  let_next_start();
+  const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= p.n) return;
+  const float gate = p.gate[p.per_row ? i / static_cast<uint32_t>(p.width) : i];
+  p.out[i] = p.x[i] / (1.0f + expf(-gate));
+}
+
 }  // namespace reflex::cuda

@@ -149,6 +149,15 @@ struct PairParams {
   uint64_t n;
 };
 
+/// sigmoid_gate: out[i] = x[i] * sigmoid(gate[per_row ? i / width : i])
+struct SigmoidGateParams {
+  const float* x;
+  const float* gate;
+  float* out;
+  uint64_t n;
+  int32_t width, per_row;
+};
+
 /// select_rows: out[o] = x[outputs[o]]
 struct SelectParams {
   const float* x;

@@ -104,6 +104,7 @@ class CudaProgram final : public Program {
   void step(const NormStep& s);
   void step(const AddStep& s);
   void step(const SwiGluStep& s);
+  void step(const SigmoidGateStep& s);
   void step(const SelectStep& s);
   void step(const HeadStep& s);
   int32_t rows_of(ValueId v) const;

@@ -68,12 +68,16 @@ struct AddStep {
 struct SwiGluStep {
   ValueId gate = kNone, up = kNone, out = kNone;
 };
+/// out = in * sigmoid(gate), gate as wide as in or one value per row
+struct SigmoidGateStep {
+  ValueId in = kNone, gate = kNone, out = kNone;
+};
 struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
 using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
-                          SelectStep, HeadStep>;
+                          SigmoidGateStep, SelectStep, HeadStep>;
 
 struct StepList {
   std::vector<Step> steps;
