@@ -24,6 +24,8 @@ from reference import (
     GATING_SIGMOID,
     GATING_SOFTMAX,
     GLOBAL_NAMES,
+    INDEXER_KEYS,
+    LATENT,
     block_names,
     permute_rows,
 )
@@ -212,9 +214,12 @@ def add_deepseek_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedC
         w.add_key_length_mla(nope + rope)
         w.add_value_length_mla(c.v_head_dim)
         w.add_expert_gating_func(
-            gguf.ExpertGatingFuncType(GATING_SIGMOID if c.model_type == "deepseek_v3" else GATING_SOFTMAX)
+            gguf.ExpertGatingFuncType(GATING_SOFTMAX if c.model_type == "deepseek_v2" else GATING_SIGMOID)
         )
         w.add_expert_weights_norm(c.norm_topk_prob)
+    if arch == "deepseek32":
+        for ours, theirs in INDEXER_KEYS.items():
+            w.add_uint32(f"{arch}.attention.indexer.{theirs}", getattr(c, f"index_{ours}"))
     if (c.n_group or 1) > 1:
         w.add_expert_group_count(c.n_group)
         w.add_expert_group_used_count(c.topk_group)
@@ -236,7 +241,7 @@ def add_keys(
     if arch in hybrid.FAMILIES:
         hybrid.add_keys(w, arch, c, older, mtp)
     own_size = head_dim != c.hidden_size // c.num_attention_heads or arch in ("qwen3", "qwen3moe")
-    explicit_head = own_size and arch != "deepseek2"
+    explicit_head = own_size and arch not in LATENT
     rope = c.rope_parameters
     w.add_name(name)
     w.add_context_length(c.max_position_embeddings)
@@ -245,7 +250,7 @@ def add_keys(
     if (n_ff := getattr(c, "intermediate_size", None)) is not None:
         w.add_feed_forward_length(n_ff)
     w.add_head_count(c.num_attention_heads)
-    w.add_head_count_kv(1 if arch == "deepseek2" and not older else c.num_key_value_heads)
+    w.add_head_count_kv(1 if arch in LATENT and not older else c.num_key_value_heads)
     w.add_layer_norm_rms_eps(c.rms_norm_eps)
     w.add_rope_freq_base(rope["rope_theta"])
     if explicit_head:

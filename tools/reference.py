@@ -11,7 +11,8 @@ or misspelt key shows as wrong logits when make.py compares the two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ ARCHITECTURES = {
     "qwen3moe": "Qwen3Moe",
     "deepseek": "Llama",  # with DeepseekMoe for a feed-forward part
     "deepseek2": "DeepseekV2",  # or DeepseekV3, see family()
+    "deepseek32": "DeepseekV32",
 }
+LATENT = ("deepseek2", "deepseek32")  # attention over one compressed state a token
 GATING_SOFTMAX, GATING_SIGMOID = 1, 2  # expert_gating_func
 DEEPSEEK_MOE_OPTIONS = (
     "moe_intermediate_size",
@@ -37,6 +40,7 @@ DEEPSEEK_MOE_OPTIONS = (
     "routed_scaling_factor",
     "norm_topk_prob",
 )
+INDEXER_KEYS = {"n_heads": "head_count", "head_dim": "key_length", "topk": "top_k"}
 LATENT_EPS = 1e-6  # of q_a_layernorm and kv_a_layernorm, whatever rms_norm_eps says
 
 # GGUF name inside a block -> transformers name inside a layer.
@@ -69,6 +73,10 @@ DEEPSEEK_NAMES = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
 }
 # transformers keeps an expert stack in two parameters: gate and up together (E, 2 F, D), and down (E, D, F).
 EXPERT_GATE_UP, EXPERT_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
@@ -109,6 +117,8 @@ class Checkpoint:
 
     keys: dict[str, Any]
     tensors: dict[str, np.ndarray]
+    # What to do to the model in the end: for conventions that neither a key nor a tensor holds.
+    changes: list[Callable[[transformers.PreTrainedModel], None]] = field(default_factory=list)
 
     @property
     def arch(self) -> str:
@@ -136,7 +146,7 @@ def rope_parameters(c: Checkpoint) -> dict[str, Any]:
             "factor": c.get("rope.scaling.factor"),
             "original_max_position_embeddings": c.get("rope.scaling.original_context_length"),
         }
-        if c.arch == "deepseek2":  # equal, so that cos and sin are not scaled
+        if c.arch in LATENT:  # equal, so that cos and sin are not scaled
             mscale = 10 * c.get("rope.scaling.yarn_log_multiplier", 0.0)
             rope |= {"mscale": mscale, "mscale_all_dim": mscale, "attention_factor": 1.0}
     return rope | (hybrid.rope_parameters(c) if c.arch in hybrid.FAMILIES else {})
@@ -185,6 +195,8 @@ def deepseek_shape(c: Checkpoint) -> dict[str, Any]:
     }
     if c.arch == "deepseek":
         return out
+    if c.arch == "deepseek32":
+        out |= {f"index_{k}": c.get(f"attention.indexer.{v}") for k, v in INDEXER_KEYS.items()}
     groups = c.get("expert_group_count", 1)
     head_dim = c.get("attention.key_length_mla", c.get("attention.key_length"))
     rope_dim = c.get("rope.dimension_count")
@@ -306,7 +318,7 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    if c.arch == "deepseek2":  # every head has a key of its own, of which the rotated part is shared
+    if c.arch in LATENT:  # every head has a key of its own, of which the rotated part is shared
         shape |= {"num_key_value_heads": n_heads, "head_dim": c.get("rope.dimension_count")}
     if c.arch in hybrid.FAMILIES:
         hybrid.without_mtp(c)
@@ -333,6 +345,8 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
     if divisors is not None:  # llama 3 scaling: in no key, only in this tensor
         rotary = model.model.rotary_emb
         rotary.inv_freq = rotary.inv_freq / torch.from_numpy(divisors)
+    for change in c.changes:
+        change(model)
     return model
 
 

@@ -165,6 +165,27 @@ struct LatentAttention {
   StateId state;
   int32_t n_heads, n_latent, nope_dim, rope_dim, v_head_dim;
   float scale;
+  ValueId selection = kNone;  ///< of an Indexer, on the rows of q: s runs over these slots alone
+};
+
+/// y[r] = (x[r] - mean(x[r])) * rsqrt(var(x[r]) + eps) * w + b          w, b as wide as x
+struct LayerNorm {
+  ValueId in, out;
+  WeightId weight, bias;
+  float eps;
+};
+
+/// The lightning indexer (DeepSeek-V3.2, arXiv 2512.02556, eq. 1): which slots a row's attention reads.
+/// Each row writes its key to its slot, then, with s over the row's ancestors and itself,
+/// score[r, s] = sum_h weights[r, h] * relu(query[r, h] . K[s]),
+/// out[r] = the slots of the top_k best scores, or of all where there are fewer: NaN is the worst, ties go
+/// to the earlier slot; ascending, as the bits of int32, then -1. A positive factor on a row's weights or
+/// query changes nothing.
+/// query (R or O, H * D); weights (as query, H); key (R, D); out (as query, top_k)
+struct Indexer {
+  ValueId query, weights, key, out;
+  StateId state;
+  int32_t n_heads, head_dim, top_k;
 };
 
 /// y[r, h] = x[r, h, begin : begin + count]              x (R, n_heads * any); y (R, n_heads * count)
@@ -205,7 +226,7 @@ struct Head {
 };
 
 using Op = std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head,
-                        SigmoidGate, Moe, LatentAttention, HeadSlice, GatedDelta>;
+                        SigmoidGate, Moe, LatentAttention, HeadSlice, GatedDelta, LayerNorm, Indexer>;
 
 /// "Linear": for errors.
 const char* op_name(const Op& op);

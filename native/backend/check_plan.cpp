@@ -1,5 +1,6 @@
 // A plan against itself: ids in range, widths that fit, weights of the right shape and a type that
 // can be computed with. After this no step needs to look again.
+#include <algorithm>
 #include <string>
 
 #include "backend/backend.h"
@@ -193,12 +194,44 @@ class Checker {
     if (plan_.ropes[static_cast<size_t>(op.rope)].n_rot != op.rope_dim)
       bad(format("rope: expected to turn all %d values", op.rope_dim));
     shape(op.norm, "norm", op.n_latent, 1);
+    if (op.selection != kNone) selection(op.selection, q.rows);
     if (op.kv_b != kNone) {
       shape(op.kv_b, "kv_b", op.n_latent, static_cast<int64_t>(op.n_heads) * (op.nope_dim + op.v_head_dim));
     } else {
       shape(op.k_b, "k_b", op.nope_dim, op.n_latent, op.n_heads);
       shape(op.v_b, "v_b", op.n_latent, op.v_head_dim, op.n_heads);
     }
+  }
+  // Slots are read as they stand there: nobody but an Indexer may have written them.
+  void selection(ValueId id, Rows rows) const {
+    const ValueSpec& v = input(id, "selection");
+    const bool indexed = std::any_of(plan_.ops.begin(), plan_.ops.end(), [id](const Op& o) {
+      const auto* indexer = std::get_if<Indexer>(&o);
+      return indexer && indexer->out == id;
+    });
+    if (!indexed || v.rows != rows) bad("selection: expected an Indexer's result on the rows of q");
+  }
+  void check(const LayerNorm& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+    shape(op.weight, "weight", in.width, 1);
+    shape(op.bias, "bias", in.width, 1);
+  }
+  void check(const Indexer& op) {
+    const ValueSpec& query = input(op.query, "query");
+    const ValueSpec& weights = input(op.weights, "weights");
+    const ValueSpec& key = input(op.key, "key");
+    const ValueSpec& out = output(op.out);
+    if (op.n_heads < 1 || op.top_k < 1)
+      bad(format("expected 1 or more heads and slots, found %d and %d", op.n_heads, op.top_k));
+    width(query, "query", op.n_heads, op.head_dim);
+    width(weights, "weights", op.n_heads, 1);
+    width(key, "key", 1, op.head_dim);
+    width(out, "out", 1, op.top_k);
+    if (key.rows != Rows::all) bad("key: expected all rows");
+    if (weights.rows != query.rows || out.rows != query.rows)
+      bad("weights and out: expected the same rows as query");
+    state(op.state, "state", key.width);
   }
   void check(const HeadSlice& op) {
     const ValueSpec& in = input(op.in, "in");
@@ -266,9 +299,10 @@ class Checker {
 }  // namespace
 
 const char* op_name(const Op& op) {
-  static const char* const names[] = {
-      "Embed",         "RmsNorm", "Linear",      "Rope", "Attention",       "SwiGlu",    "Add",
-      "SelectOutputs", "Head",    "SigmoidGate", "Moe",  "LatentAttention", "HeadSlice", "GatedDelta"};
+  static const char* const names[] = {"Embed",     "RmsNorm",     "Linear",    "Rope",
+                                      "Attention", "SwiGlu",      "Add",       "SelectOutputs",
+                                      "Head",      "SigmoidGate", "Moe",       "LatentAttention",
+                                      "HeadSlice", "GatedDelta",  "LayerNorm", "Indexer"};
   static_assert(std::variant_size_v<Op> == sizeof(names) / sizeof(names[0]));
   return names[op.index()];
 }

@@ -168,6 +168,16 @@ ValueId Builder::gated_delta(int32_t layer, GatedDelta op) {
   return push(spec(op.z).width, spec(op.z).rows, op);
 }
 
+ValueId Builder::layer_norm(ValueId x, WeightId w, WeightId bias, float eps) {
+  return push(spec(x).width, spec(x).rows, LayerNorm{x, kNone, w, bias, eps});
+}
+
+ValueId Builder::indexer(int32_t layer, Indexer op) {
+  op.state = static_cast<StateId>(plan_.states.size());
+  plan_.states.push_back({block_name(layer, "index"), StateSpec::Kind::per_token, op.head_dim, false});
+  return push(op.top_k, spec(op.query).rows, op);
+}
+
 ValueId Builder::select_outputs(ValueId x) {
   return push(spec(x).width, Rows::outputs, SelectOutputs{x, kNone});
 }

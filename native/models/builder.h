@@ -48,6 +48,9 @@ class Builder {
   ValueId latent_attention(int32_t layer, LatentAttention op);
   /// `count` values of each head from its `begin`-th
   ValueId head_slice(ValueId x, int32_t n_heads, int32_t begin, int32_t count);
+  ValueId layer_norm(ValueId x, WeightId w, WeightId bias, float eps);
+  /// of op: all but out and state; adds the layer's state "blk.N.index"
+  ValueId indexer(int32_t layer, Indexer op);
   /// of op: all but out and the states; adds the layer's states "blk.N.conv" and "blk.N.delta"
   ValueId gated_delta(int32_t layer, GatedDelta op);
   ValueId select_outputs(ValueId x);

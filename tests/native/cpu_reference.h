@@ -215,6 +215,116 @@ class Evaluator {
     value(o.out) = out;
   }
 
+  void eval(const reflex::LayerNorm& o) {
+    const std::vector<double> w = row(weight(o.weight), 0), b = row(weight(o.bias), 0);
+    Matrix y = value(o.in);
+    for (std::vector<double>& r : y) {
+      double mean = 0, variance = 0;
+      for (double x : r) mean += x / static_cast<double>(r.size());
+      for (double x : r) variance += (x - mean) * (x - mean) / static_cast<double>(r.size());
+      for (size_t i = 0; i < r.size(); ++i)
+        r[i] = (r[i] - mean) / std::sqrt(variance + static_cast<double>(o.eps)) * w[i] + b[i];
+    }
+    value(o.out) = y;
+  }
+
+  // The pass's rows behind what the state held.
+  Matrix& written(reflex::StateId id, const Matrix& rows) {
+    Matrix& m = states_[id];
+    m.resize(static_cast<size_t>(pass_->first_slot));
+    m.insert(m.end(), rows.begin(), rows.end());
+    return m;
+  }
+  std::vector<size_t> seen_by(reflex::ValueId v, size_t i) const {  // ascending
+    std::vector<size_t> seen;
+    for (int32_t s = pass_->first_slot + pass_row(v, i); s >= 0; s = slots_[static_cast<size_t>(s)])
+      seen.insert(seen.begin(), static_cast<size_t>(s));
+    return seen;
+  }
+
+  void eval(const reflex::Indexer& o) {
+    const Matrix& keys = written(o.state, value(o.key));
+    Matrix out;
+    for (size_t i = 0; i < value(o.query).size(); ++i) {
+      std::vector<std::pair<double, size_t>> ranked;  // (minus the score, slot)
+      for (size_t s : seen_by(o.query, i)) {
+        double score = 0;
+        for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h) {
+          double dot = 0;
+          for (size_t d = 0; d < keys[s].size(); ++d)
+            dot += value(o.query)[i][h * keys[s].size() + d] * keys[s][d];
+          score += value(o.weights)[i][h] * std::max(dot, 0.0);
+        }
+        ranked.emplace_back(-score, s);
+      }
+      std::sort(ranked.begin(), ranked.end());
+      ranked.resize(std::min(ranked.size(), static_cast<size_t>(o.top_k)));
+      std::vector<double> slots;
+      for (const auto& x : ranked) slots.push_back(static_cast<double>(x.second));
+      std::sort(slots.begin(), slots.end());
+      slots.resize(static_cast<size_t>(o.top_k), -1.0);
+      out.push_back(slots);
+    }
+    value(o.out) = out;
+  }
+
+  void rotate(std::vector<double>& x, size_t at, reflex::RopeId id, int32_t r) const {
+    const reflex::RopeSpec& spec = plan_.ropes[static_cast<size_t>(id)];
+    const auto position = static_cast<float>(pass_->positions[static_cast<size_t>(r)]);
+    for (size_t k = 0; k < spec.inv_freq.size(); ++k) {  // adjacent pairs
+      const auto angle = static_cast<double>(position * spec.inv_freq[k]);
+      const double a = x[at + 2 * k], b = x[at + 2 * k + 1];
+      x[at + 2 * k] = a * std::cos(angle) - b * std::sin(angle);
+      x[at + 2 * k + 1] = b * std::cos(angle) + a * std::sin(angle);
+    }
+  }
+
+  // Not absorbed: every head's keys and values are made from the latents.
+  void eval(const reflex::LatentAttention& o) {
+    const auto c = static_cast<size_t>(o.n_latent), p = static_cast<size_t>(o.rope_dim);
+    const auto nope = static_cast<size_t>(o.nope_dim), v = static_cast<size_t>(o.v_head_dim);
+    const std::vector<double> w = row(weight(o.norm), 0);
+    Matrix latents = value(o.kv);
+    for (size_t r = 0; r < latents.size(); ++r) {
+      double s = 0;
+      for (size_t i = 0; i < c; ++i) s += latents[r][i] * latents[r][i] / static_cast<double>(c);
+      for (size_t i = 0; i < c; ++i) latents[r][i] *= w[i] / std::sqrt(s + static_cast<double>(o.eps));
+      rotate(latents[r], c, o.rope, static_cast<int32_t>(r));
+    }
+    const Matrix& state = written(o.state, latents);
+    Matrix out;
+    for (size_t i = 0; i < value(o.q).size(); ++i) {
+      std::vector<size_t> slots = seen_by(o.q, i);
+      if (o.selection != reflex::kNone) {
+        slots.clear();
+        for (double s : value(o.selection)[i])
+          if (s >= 0) slots.push_back(static_cast<size_t>(s));
+      }
+      out.emplace_back(static_cast<size_t>(o.n_heads) * v, 0.0);
+      for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h) {
+        const auto first = value(o.q)[i].begin() + static_cast<std::ptrdiff_t>(h * (nope + p));
+        std::vector<double> q(first, first + static_cast<std::ptrdiff_t>(nope + p)), scores;
+        rotate(q, nope, o.rope, pass_row(o.q, i));
+        for (size_t s : slots) {
+          const std::vector<double> k =
+              member_product(o.k_b, h, {q.begin(), q.begin() + static_cast<std::ptrdiff_t>(nope)});
+          double dot = 0;
+          for (size_t d = 0; d < c; ++d) dot += k[d] * state[s][d];
+          for (size_t d = 0; d < p; ++d) dot += q[nope + d] * state[s][c + d];
+          scores.push_back(dot * static_cast<double>(o.scale));
+        }
+        const double top = *std::max_element(scores.begin(), scores.end());
+        double total = 0;
+        for (double& x : scores) total += x = std::exp(x - top);
+        for (size_t j = 0; j < slots.size(); ++j) {
+          const std::vector<double> o_h = member_product(o.v_b, h, state[slots[j]]);
+          for (size_t d = 0; d < v; ++d) out[i][h * v + d] += scores[j] / total * o_h[d];
+        }
+      }
+    }
+    value(o.out) = out;
+  }
+
   /// Ops without a reference here: their own tests bring one.
   template <class Other>
   void eval(const Other& o) {

@@ -62,7 +62,13 @@ class StepBuilder {
       void operator()(const Moe& o) { f(o.in), f(o.router); }
       void operator()(const LatentAttention& o) {
         if (out_needed) f(o.q);
+        if (out_needed && o.selection != kNone) f(o.selection);
         f(o.kv);
+      }
+      void operator()(const LayerNorm& o) { f(o.in); }
+      void operator()(const Indexer& o) {
+        if (out_needed) f(o.query), f(o.weights);
+        f(o.key);
       }
       void operator()(const HeadSlice& o) { f(o.in); }
       void operator()(const GatedDelta& o) {
@@ -95,7 +101,7 @@ class StepBuilder {
       const bool head = std::holds_alternative<Head>(op);
       const bool writes_state = std::holds_alternative<Attention>(op) ||
                                 std::holds_alternative<LatentAttention>(op) ||
-                                std::holds_alternative<GatedDelta>(op);
+                                std::holds_alternative<GatedDelta>(op) || std::holds_alternative<Indexer>(op);
       needed_[i] = out_needed || writes_state || (head && with_head_);
       if (needed_[i])
         for_inputs(op, out_needed, [&](ValueId v) { value_needed_[static_cast<size_t>(v)] = true; });
@@ -264,6 +270,12 @@ class StepBuilder {
 
   void emit(const HeadSlice& op, size_t) { push(HeadSliceStep{op}); }
 
+  void emit(const LayerNorm& op, size_t) {
+    push(LayerNormStep{op, bias(op.weight, width(op.out)), bias(op.bias, width(op.out))});
+  }
+
+  void emit(const Indexer& op, size_t) { push(IndexerStep{op, value_needed_[static_cast<size_t>(op.out)]}); }
+
   void emit(const GatedDelta& op, size_t) {
     const auto f32 = [&](WeightId w) {
       return vector_f32(weight(w), weight(w).n_in() * weight(w).n_out(), constants_);
@@ -346,6 +358,17 @@ Touches touches(const Step& step) {
       t.reads = {s.op.kv};
       if (!s.with_output) return;
       t.reads.push_back(s.op.q);
+      if (s.op.selection != kNone) t.reads.push_back(s.op.selection);
+      t.writes = {s.op.out};
+    }
+    void operator()(const LayerNormStep& s) {
+      t.reads = {s.op.in};
+      t.writes = {s.op.out};
+    }
+    void operator()(const IndexerStep& s) {
+      t.reads = {s.op.key};
+      if (!s.with_output) return;
+      t.reads.insert(t.reads.end(), {s.op.query, s.op.weights});
       t.writes = {s.op.out};
     }
     void operator()(const HeadSliceStep& s) {

@@ -58,13 +58,7 @@ void PassRun::latent_state(const LatentStep& s, int32_t r, int t) {
   const bool adjacent =
       program_.plan_.ropes[static_cast<size_t>(op.rope)].pairing == RopeSpec::Pairing::adjacent;
   kernels_.rope(y + c, rope_row(op.rope, r), 1, p, p, adjacent);
-  const bool f16 = state_.is_f16(op.state);
-  const auto at = static_cast<size_t>(pass_.first_slot + r) * static_cast<size_t>(n);
-  uint8_t* to = state_.buffer(op.state) + at * (f16 ? 2 : 4);
-  if (f16)
-    kernels_.to_f16(y, n, reinterpret_cast<uint16_t*>(to));
-  else
-    std::memcpy(to, y, static_cast<size_t>(n) * sizeof(float));
+  write_state(op.state, r, y, n);
 }
 
 // y[r, j - begin] = row j of w's member . x[r], prepared in this thread's scratch.
@@ -126,27 +120,30 @@ void PassRun::latent_value(const LatentAttention& op, int32_t head, int t) {
   head_product(op.kv_b, 0, first, first + v, x, ldx, n, y, ldy, t);
 }
 
-void PassRun::step(const LatentStep& s, Counter* counters, int t) {
-  const LatentAttention& op = s.op;
-  share(counters[0], n_rows_, 1, [&](int32_t r, int32_t) { latent_state(s, r, t); });
-  if (!s.with_output) return;
-  share(counters[1], op.n_heads, 1, [&](int32_t head, int32_t) { latent_query(op, head, t); });
-  program_.pool_->barrier();
+// Attention of one group of heads, from row `first` of the queries on.
+AttentionArgs PassRun::latent_task(AttentionArgs a, const LatentAttention& op, int32_t group,
+                                   int32_t first) const {
+  const auto head = static_cast<size_t>(group * a.n_heads), row = static_cast<size_t>(first);
+  a.ldq = static_cast<size_t>(op.n_heads) * static_cast<size_t>(a.head_dim);
+  a.ldo = static_cast<size_t>(op.n_heads) * static_cast<size_t>(a.v_head_dim);
+  a.q = reinterpret_cast<const float*>(program_.latent_q_.data()) + row * a.ldq +
+        head * static_cast<size_t>(a.head_dim);
+  a.out = reinterpret_cast<float*>(program_.latent_o_.data()) + row * a.ldo +
+          head * static_cast<size_t>(a.v_head_dim);
+  a.k = a.v = state_.buffer(op.state);
+  a.ldk = a.ldv = static_cast<size_t>(a.head_dim);
+  a.f16 = state_.is_f16(op.state);
+  return a;
+}
 
+// latent_o = the latents that each row sees, weighted; rows in blocks, which share them.
+void PassRun::latent_rows(const LatentAttention& op, Counter& counter, int t) {
   const int32_t n = rows(op.q), blocks = pieces(n, kLatentRows);
   const AttentionArgs shape = latent_args(op);
   const int32_t groups = op.n_heads / shape.n_heads;
-  share(counters[2], blocks * groups, 1, [&](int32_t task, int32_t) {
+  share(counter, blocks * groups, 1, [&](int32_t task, int32_t) {
     const int32_t block = blocks - 1 - task / groups;  // the longest first
-    const int64_t head = task % groups * static_cast<int64_t>(shape.n_heads);
-    AttentionArgs a = shape;
-    a.ldq = static_cast<size_t>(op.n_heads) * static_cast<size_t>(a.head_dim);
-    a.ldo = static_cast<size_t>(op.n_heads) * static_cast<size_t>(a.v_head_dim);
-    a.q = reinterpret_cast<const float*>(program_.latent_q_.data()) + head * a.head_dim;
-    a.out = reinterpret_cast<float*>(program_.latent_o_.data()) + head * a.v_head_dim;
-    a.k = a.v = state_.buffer(op.state);
-    a.ldk = a.ldv = static_cast<size_t>(a.head_dim);
-    a.f16 = state_.is_f16(op.state);
+    AttentionArgs a = latent_task(shape, op, task % groups, 0);
     a.row_of = rows_kind(op.q) == Rows::all ? nullptr : pass_.outputs.data();
     a.prefix = visibility_.prefix.data();
     a.extra = visibility_.extra.data();
@@ -154,6 +151,38 @@ void PassRun::step(const LatentStep& s, Counter* counters, int t) {
     kernels_.attention(a, block * kLatentRows, std::min(n, (block + 1) * kLatentRows), 0,
                        reinterpret_cast<float*>(scratch(t)));
   });
+}
+
+// The same over the slots chosen for each row, which are a branch off nothing: one row a task, so that its
+// sums do not depend on its neighbours' choices.
+void PassRun::latent_selected(const LatentAttention& op, Counter& counter, int t) {
+  const int32_t n = rows(op.q), top_k = width(op.selection);
+  const AttentionArgs shape = latent_args(op);
+  const int32_t groups = op.n_heads / shape.n_heads;
+  const auto* selection = reinterpret_cast<const int32_t*>(value(op.selection));
+  share(counter, n * groups, 1, [&](int32_t task, int32_t) {
+    const int32_t i = n - 1 - task / groups;
+    const int32_t* slots = selection + static_cast<size_t>(i) * static_cast<size_t>(top_k);
+    const int32_t count = std::min(top_k, seen(pass_row(op.q, i)));
+    const int32_t prefix = 0, extra_begin[2] = {0, count};
+    AttentionArgs a = latent_task(shape, op, task % groups, i);
+    a.prefix = &prefix;
+    a.extra = slots;
+    a.extra_begin = extra_begin;
+    kernels_.attention(a, 0, 1, 0, reinterpret_cast<float*>(scratch(t)));
+  });
+}
+
+void PassRun::step(const LatentStep& s, Counter* counters, int t) {
+  const LatentAttention& op = s.op;
+  share(counters[0], n_rows_, 1, [&](int32_t r, int32_t) { latent_state(s, r, t); });
+  if (!s.with_output) return;
+  share(counters[1], op.n_heads, 1, [&](int32_t head, int32_t) { latent_query(op, head, t); });
+  program_.pool_->barrier();
+  if (op.selection == kNone || most_seen() <= width(op.selection))
+    latent_rows(op, counters[2], t);
+  else
+    latent_selected(op, counters[2], t);
   program_.pool_->barrier();
   share(counters[3], op.n_heads, 1, [&](int32_t head, int32_t) { latent_value(op, head, t); });
 }

@@ -95,6 +95,8 @@ void PassRun::reserve() {
       reserve_latent(latent->op, scratch);
     } else if (const auto* delta = std::get_if<DeltaStep>(&s)) {
       reserve_delta(delta->op, scratch);
+    } else if (const auto* indexer = std::get_if<IndexerStep>(&s)) {
+      reserve_indexer(indexer->op, scratch);
     } else if (const auto* p = std::get_if<HeadsStep>(&s)) {
       for (const HeadsStep::Item& i : p->items)
         scratch = std::max(scratch, static_cast<size_t>(width(i.in)) * sizeof(float));
@@ -290,14 +292,30 @@ void PassRun::heads_row(const HeadsStep::Item& item, int32_t i, int t) {
     kernels_.rope(y, rope_row(item.rope, r), item.n_heads, n / item.n_heads, spec.n_rot,
                   spec.pairing == RopeSpec::Pairing::adjacent);
   }
-  if (item.state == kNone) return;
+  if (item.state != kNone) write_state(item.state, r, y, n);
+}
+
+// n values of pass row r into its slot of a state.
+void PassRun::write_state(StateId state, int32_t r, const float* x, int32_t n) {
   const auto slot = static_cast<size_t>(pass_.first_slot + r);
-  const bool f16 = state_.is_f16(item.state);
-  uint8_t* to = state_.buffer(item.state) + slot * static_cast<size_t>(n) * (f16 ? 2 : 4);
+  const bool f16 = state_.is_f16(state);
+  uint8_t* to = state_.buffer(state) + slot * static_cast<size_t>(n) * (f16 ? 2 : 4);
   if (f16)
-    kernels_.to_f16(y, n, reinterpret_cast<uint16_t*>(to));
+    kernels_.to_f16(x, n, reinterpret_cast<uint16_t*>(to));
   else
-    std::memcpy(to, y, static_cast<size_t>(n) * sizeof(float));
+    std::memcpy(to, x, static_cast<size_t>(n) * sizeof(float));
+}
+
+/// How many slots pass row r sees.
+int32_t PassRun::seen(int32_t r) const {
+  const auto i = static_cast<size_t>(r);
+  return visibility_.prefix[i] + visibility_.extra_begin[i + 1] - visibility_.extra_begin[i];
+}
+
+int32_t PassRun::most_seen() const {
+  int32_t most = 0;
+  for (int32_t r = 0; r < n_rows_; ++r) most = std::max(most, seen(r));
+  return most;
 }
 
 void PassRun::step(const HeadsStep& s, Counter* counters, int t) {

@@ -78,6 +78,8 @@ class PassRun {
   void step(const LatentStep& s, Counter* counters, int t);
   void step(const HeadSliceStep& s, Counter* counters, int t);
   void step(const DeltaStep& s, Counter* counters, int t);
+  void step(const LayerNormStep& s, Counter* counters, int t);
+  void step(const IndexerStep& s, Counter* counters, int t);
   void step(const SelectStep& s, Counter* counters, int t);
   void step(const HeadStep& s, Counter* counters, int t);
 
@@ -96,6 +98,15 @@ class PassRun {
   void experts_down(const Moe& op, int32_t begin, int32_t end, int t);
   MatmulArgs expert_args(WeightId w, const Routing::Chosen& c, int t) const;
   void reserve_latent(const LatentAttention& op, size_t& scratch);
+  AttentionArgs latent_task(AttentionArgs a, const LatentAttention& op, int32_t group, int32_t first) const;
+  void latent_rows(const LatentAttention& op, Counter& counter, int t);
+  void latent_selected(const LatentAttention& op, Counter& counter, int t);
+  void reserve_indexer(const Indexer& op, size_t& scratch);
+  void index_row(const Indexer& op, int32_t i, int t);
+  void index_scores(const Indexer& op, int32_t i, uint8_t* scratch, float* scores);
+  void write_state(StateId state, int32_t r, const float* x, int32_t n);
+  int32_t seen(int32_t r) const;
+  int32_t most_seen() const;
   void reserve_delta(const GatedDelta& op, size_t& scratch);
   void latent_state(const LatentStep& s, int32_t r, int t);
   void latent_query(const LatentAttention& op, int32_t head, int t);

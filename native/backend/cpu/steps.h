@@ -84,6 +84,14 @@ struct LatentStep {
   Norm norm;                ///< of the latent
   bool with_output = true;  ///< else only the state is written
 };
+struct LayerNormStep {
+  LayerNorm op{};
+  const float *weight = nullptr, *bias = nullptr;
+};
+struct IndexerStep {
+  Indexer op{};
+  bool with_output = true;  ///< else only the state is written
+};
 struct HeadSliceStep {
   HeadSlice op{};
 };
@@ -99,7 +107,7 @@ struct SelectStep {
 
 using Step =
     std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep, SigmoidGateStep,
-                 MoeStep, LatentStep, HeadSliceStep, DeltaStep, SelectStep, HeadStep>;
+                 MoeStep, LatentStep, HeadSliceStep, DeltaStep, LayerNormStep, IndexerStep, SelectStep, HeadStep>;
 
 /// Steps and the place of each value: value v of row r lies at
 /// (its kind's arena) + offset[v] * rows + r * width.
