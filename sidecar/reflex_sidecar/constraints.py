@@ -1,23 +1,22 @@
-"""What an answer is bound to: response_format and forced calls of tools, as the worker's `constraint`.
+"""What an answer is bound to: response_format and calls of tools, as the worker's `constraint`.
 
-Calls in the JSON spelling are bound by a grammar: free text, then calls whose names and arguments fit
-the tools. For the other spellings a forced call is written as bare JSON (`{"name": ..., "arguments":
-{...}}`, or for a named tool the arguments alone), and a call of the model's own choice is not bound.
+Which tools may be called, and whether one must be; schemas as they are handed to the worker. The
+grammars themselves stand in grammars.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import msgspec
 from reflex_protocol.messages import Constraint, JsonSchemaConstraint, LarkConstraint
 
 from .bodies import ResponseFormat, Tool, ToolChoice
 from .errors import bad_request
+from .grammars import MAX_CALLS, CallRules, grammar
+from .output.calls import CallFormat
 
-# Calls in one answer.
-MAX_CALLS: Final = 16
 ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 
 
@@ -85,7 +84,7 @@ def _allowed(tools: list[Tool], allowed: dict[str, Any]) -> ToolUse:
     return tool_use(kept, "required" if allowed.get("mode") == "required" else "auto")
 
 
-def of_format(wanted: ResponseFormat | None) -> Constraint | None:
+def of_format(wanted: ResponseFormat | None) -> JsonSchemaConstraint | None:
     """The constraint of a response_format."""
     if wanted is None or wanted.type == "text":
         return None
@@ -99,57 +98,32 @@ def of_format(wanted: ResponseFormat | None) -> Constraint | None:
     return JsonSchemaConstraint(schema=closed(wanted.json_schema.schema))
 
 
-def of_calls(use: ToolUse, *, parallel: bool, capable: bool) -> Constraint | None:
-    """The grammar of an answer that may, or must, call tools in Qwen's and Hermes's JSON spelling.
-
-    Where nothing is forced and the worker cannot constrain, the model is trusted (None).
-    """
-    if use.mode == "none" or (use.mode == "auto" and not capable):
+def of_calls(
+    use: ToolUse,
+    *,
+    parallel: bool,
+    spelling: CallFormat = "json",
+    inside_thought: bool = False,
+    control: Mapping[str, int] | None = None,
+    answer: Any = None,
+) -> Constraint | None:
+    """The grammar of an answer that may, or must, call tools (grammars.py). `answer`: the schema of
+    one that calls none."""
+    if use.mode == "none":
         return None
-    # A named tool is called once; otherwise the bound keeps a small model from calling for ever.
+    # A named tool is called once.
     most = MAX_CALLS if parallel and use.mode != "named" else 1
-    n_calls = f"{{{0 if use.mode == 'auto' else 1},{most}}}"
-    schema = msgspec.json.encode({**_any_call(use), "x-guidance": _CALL_SPELLING}).decode()
-    text = "TEXT " if use.mode == "auto" else ""
-    return LarkConstraint(grammar=_CALLS.format(text=text, n_calls=n_calls, schema=schema))
-
-
-def of_bare_call(use: ToolUse) -> Constraint | None:
-    """A forced call for models with another spelling: its JSON and nothing around it."""
-    if not use.forced:
-        return None
-    if use.mode == "named":
-        return JsonSchemaConstraint(schema=_arguments(use.tools[0]))
-    return JsonSchemaConstraint(schema=_any_call(use))
-
-
-# Text is whatever does not open a call; from there on every token is bound.
-_CALLS: Final = """\
-start: {text}call{n_calls}
-TEXT: /(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/
-call: "<tool_call>\\n" body "\\n</tool_call>" /\\n?/
-body: %json {schema}
-"""
-# As the models are trained to write it. Keywords of schemas that the grammar engine lacks are let go.
-_CALL_SPELLING: Final = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": True,
-}
-
-
-def _any_call(use: ToolUse) -> dict[str, Any]:
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": t.function.name}, "arguments": _arguments(t)},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for t in use.tools
-    ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+    functions = [{"name": t.function.name, "parameters": _arguments(t)} for t in use.tools]
+    rules = CallRules(
+        functions,
+        spelling,
+        forced=use.forced,
+        most=most,
+        inside_thought=inside_thought,
+        control=control or {},
+        answer=None if use.forced else answer,
+    )
+    return LarkConstraint(grammar=grammar(rules))
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Knows no wire shape.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -24,7 +23,8 @@ from reflex_protocol.messages import (
 
 from .constraints import ToolUse
 from .output.answer import AnswerSplitter
-from .output.parts import Call, Part, Text
+from .output.calls import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from .output.parts import Part
 from .prompts import Prompt
 from .services import Services
 from .work import Job, is_sign_of_life
@@ -34,13 +34,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 # Markup that the splitters read: asked for in the text even where the vocabulary hides it.
 _MARKUP: Final = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
-    *(
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁sep｜>",
-    ),
+    *(CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR),
 )
 
 
@@ -58,7 +52,6 @@ class Plan:
     logprobs: int | None = None
     constraint: Constraint | None = None
     use: ToolUse = field(default_factory=lambda: ToolUse("none"))
-    bare_call: bool = False  # the answer is a call's JSON and nothing else
     tools: list[dict[str, Any]] = field(default_factory=list)
     parallel_calls: bool = True
     split_thoughts: bool = True
@@ -127,7 +120,12 @@ async def answers(services: Services, plan: Plan) -> AsyncGenerator[Happening, N
 async def _answer(
     job: Job, plan: Plan, index: int, hidden: dict[int, str] | None
 ) -> AsyncGenerator[Happening, None]:
-    splitter = _Reader(plan)
+    splitter = AnswerSplitter(
+        split_thoughts=plan.split_thoughts,
+        inside_thought=plan.prompt.inside_thought,
+        tools=plan.tools if plan.use.mode != "none" else None,
+        parallel=plan.parallel_calls,
+    )
     streamed = 0
     begun = False
     async with aclosing(job.events(_request(plan, index, skip_special=hidden is None))) as events:
@@ -152,60 +150,6 @@ async def _answer(
                 if parts:
                     yield Piece(index, parts)
                 yield Finished(index, _reason(event, splitter.n_calls), event)
-
-
-class _Reader:
-    """The splitters of an answer, or for a bare call its JSON as a whole."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._bare: list[str] | None = [] if plan.bare_call else None
-        self.n_calls = 0
-        self._splitter = AnswerSplitter(
-            split_thoughts=plan.split_thoughts,
-            inside_thought=plan.prompt.inside_thought,
-            tools=plan.tools if plan.use.mode != "none" else None,
-            parallel=plan.parallel_calls,
-        )
-
-    def feed(self, text: str) -> list[Part]:
-        """What is certain now."""
-        if self._bare is not None:
-            self._bare.append(text)
-            return []
-        parts = self._splitter.feed(text)
-        self.n_calls = self._splitter.n_calls
-        return parts
-
-    def finish(self) -> list[Part]:
-        """The rest."""
-        if self._bare is None:
-            parts = self._splitter.finish()
-            self.n_calls = self._splitter.n_calls
-            return parts
-        part = _bare_call("".join(self._bare).strip(), self._plan.use)
-        self.n_calls = int(isinstance(part, Call))
-        return [part]
-
-
-class _BareCall(msgspec.Struct):
-    name: str
-    arguments: Any
-
-
-# A bare call that max_tokens has cut off: its name, and its arguments as far as they came.
-_CUT_CALL: Final = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)', re.DOTALL)
-
-
-def _bare_call(text: str, use: ToolUse) -> Part:
-    if use.mode == "named":
-        return Call(use.name, text)
-    try:
-        call = msgspec.json.decode(text, type=_BareCall)
-        return Call(call.name, msgspec.json.encode(call.arguments).decode())
-    except msgspec.DecodeError:
-        cut = _CUT_CALL.match(text)
-        return Call(msgspec.json.decode(cut[1], type=str), cut[2]) if cut else Text(text)
 
 
 def _request(plan: Plan, index: int, *, skip_special: bool) -> Request:

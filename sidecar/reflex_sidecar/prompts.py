@@ -7,6 +7,8 @@ is used instead and the answer says so (header x-reflex-template).
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,15 @@ import msgspec
 from .bodies import Tool
 from .errors import bad_request
 from .messages import PLAIN_STOPS, normalise, plain_prompt
-from .output.calls import CallFormat, format_of
+from .output.calls import (
+    CALL_BEGIN,
+    CALL_END,
+    CALLS_BEGIN,
+    CALLS_END,
+    SEPARATOR,
+    CallFormat,
+    format_of,
+)
 from .output.thoughts import CLOSE, OPEN
 from .rendering.renderer import RenderFailed
 from .services import Services
@@ -96,6 +106,9 @@ async def chat_prompt(services: Services, spec: ChatSpec) -> Prompt:
     if spelled is None and (tools or any(m["role"] == "tool" or "tool_calls" in m for m in messages)):
         messages = _without_tool_support(messages, tools)
         tools = []
+    elif spelled is not None and tools and not lists_tools(source):
+        messages = _with_instructions(messages, _listed(spelled, tools))
+        tools = []
     kwargs = {**spec.kwargs, **THINKING_OFF} if spec.answer_now else spec.kwargs
     try:
         if services.options.no_chat_template:
@@ -156,6 +169,9 @@ def _thought_is_open(prompt: str, messages: list[dict[str, Any]], spec: ChatSpec
     return spec.add_generation_prompt and prompt.rstrip().endswith(OPEN)
 
 
+# How a template speaks of the tools that it is given (DeepSeek's know calls, and list no tools).
+_LISTS_TOOLS: Final = re.compile(r"\b(?:if|elif|in|and|or|not)\s+tools\b|\btools\s*(?:\||is\b|\[|\))")
+
 # For templates that know no tools: the instructions that Qwen's and Hermes's templates give.
 _TOOLS_HEAD: Final = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -166,6 +182,43 @@ _TOOLS_TAIL: Final = (
     "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
+# DeepSeek V3.1's model card: how its tools are told to it.
+_DEEPSEEK_HEAD: Final = "## Tools\nYou have access to the following tools:\n\n"
+_DEEPSEEK_TAIL: Final = (
+    "IMPORTANT: ALWAYS adhere to this exact format for tool use:\n{example}\n\nWhere:\n"
+    "- `tool_call_name` must be an exact match to one of the available tools\n"
+    "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"
+    "- For multiple tool calls, chain them {joined}"
+)
+
+
+def lists_tools(template: str) -> bool:
+    """Whether a chat template tells the model which tools there are."""
+    return _LISTS_TOOLS.search(template) is not None
+
+
+def _listed(spelled: CallFormat, tools: list[dict[str, Any]]) -> str:
+    """Tools as the model was taught to read them, for a template that leaves them out."""
+    if spelled not in ("deepseek", "deepseek_fenced"):
+        return f"{_TOOLS_HEAD}{_lines(tools)}{_TOOLS_TAIL}"
+    described = "".join(
+        f"### {f['name']}\nDescription: {f.get('description', '')}\n\n"
+        f"Parameters: {json.dumps(f.get('parameters', {}), ensure_ascii=False)}\n\n"
+        for f in (t["function"] for t in tools)
+    )
+    name, arguments = "tool_call_name", "tool_call_arguments"
+    if spelled == "deepseek_fenced":
+        call = f"{CALL_BEGIN}function{SEPARATOR}{name}\n```json\n{arguments}\n```{CALL_END}"
+        joined = "with one newline between them"
+    else:
+        call = f"{CALL_BEGIN}{name}{SEPARATOR}{arguments}{CALL_END}"
+        joined = "directly without separators or spaces"
+    example = f"{CALLS_BEGIN}{call}{{{{additional_tool_calls}}}}{CALLS_END}"
+    return _DEEPSEEK_HEAD + described + _DEEPSEEK_TAIL.format(example=example, joined=joined)
+
+
+def _lines(tools: list[dict[str, Any]]) -> str:
+    return "\n".join(msgspec.json.encode(t).decode() for t in tools)
 
 
 def _without_tool_support(
@@ -183,11 +236,14 @@ def _without_tool_support(
             before = f"{message['content']}\n" if message["content"] else ""
             message["content"] = f"{before}<tool_call>\n{text}\n</tool_call>"
         out.append(message)
-    if tools:
-        listed = "\n".join(msgspec.json.encode(t).decode() for t in tools)
-        text = f"{_TOOLS_HEAD}{listed}{_TOOLS_TAIL}"
-        if out[0]["role"] == "system":
-            out[0]["content"] = f"{out[0]['content']}\n\n{text}"
-        else:
-            out.insert(0, {"role": "system", "content": text})
+    return _with_instructions(out, _listed("json", tools)) if tools else out
+
+
+def _with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """A text at the end of the system message, or as one."""
+    out = list(messages)
+    if out[0]["role"] == "system":
+        out[0] = {**out[0], "content": f"{out[0]['content']}\n\n{text}"}
+    else:
+        out.insert(0, {"role": "system", "content": text})
     return out

@@ -9,9 +9,11 @@ brackets, the last of each in the prompt, tell it what to do:
     [[hang]]          never answer again, not even pings
     [[crash]]         die at once; [[crash-after:N]] die after N tokens
     [[error:KIND]]    end with that error
+    [[tell:FIELD]]    answer with a field of the request as it came (sampling.seed, constraint.grammar)
 
 Environment: FAKE_LOAD_MS, FAKE_LOAD_FAIL, FAKE_TEMPLATE, FAKE_LOG (lines received go there),
-FAKE_CRASH_AT_START (a file: while it holds a number above 0, that is decreased and the worker dies).
+FAKE_CONSTRAINT (it says that it can constrain, and lets everything through), FAKE_CRASH_AT_START (a
+file: while it holds a number above 0, that is decreased and the worker dies).
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from reflex_protocol.messages import (
 )
 
 N_CTX = 4096
+CONSTRAINS = bool(os.environ.get("FAKE_CONSTRAINT"))
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 SPECIAL = {text: 256 + i for i, text in enumerate(CONTROL + USER_DEFINED)}
@@ -153,7 +156,7 @@ class FakeWorker:
                 HelloAnswer(
                     id=message.id,
                     server="fake",
-                    capabilities=["generate", "system1"],
+                    capabilities=["generate", "system1", *(["constraint"] if CONSTRAINS else [])],
                     limits=limits,
                     state="ready",
                 )
@@ -227,7 +230,7 @@ class FakeWorker:
         if ids is None:
             ids = tokenize(m.prompt or "", m.parse_special, m.literal_spans)
         prompt = m.prompt if m.prompt is not None else detokenize(ids)
-        if m.constraint is not None:
+        if m.constraint is not None and not CONSTRAINS:
             return self.error(m, "unsupported", "constraint: this worker cannot do it")
         if len(ids) > N_CTX:
             return self.error(
@@ -253,6 +256,11 @@ class FakeWorker:
 
     def generate(self, m: Request, prompt: str, ids: list[int]) -> None:
         said = directive(prompt, "say")
+        if asked := directive(prompt, "tell"):
+            value: Any = m
+            for step in asked.split("."):
+                value = getattr(value, step)
+            said = str(value)
         if said is None:
             seed = m.sampling.seed if m.sampling else None
             said = (

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from reflex_protocol.messages import LarkConstraint
+from fake_worker import CHATML
 from reflex_sidecar import constraints
-from reflex_sidecar.bodies import Function, Tool
-from reflex_sidecar.constraints import ToolUse
-from reflex_sidecar.generate import _bare_call
-from reflex_sidecar.output.parts import Call, Text
-from servers import CALL, TOOL, Server, error_of, last_request
+from reflex_sidecar.output.calls import CALL_BEGIN, CALLS_BEGIN, SEPARATOR
+from reflex_sidecar.prompts import lists_tools
+from servers import CALL, TOOL, Server, StartServer, error_of, last_request
 
 
 def test_a_whole_answer(server: Server):
@@ -166,7 +165,7 @@ def test_a_call_of_a_tool(server: Server):
     choice = server.chat(f"[[say:Sure. {CALL}]]", tools=[TOOL]).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
-    assert call["type"] == "function" and call["function"] == {"name": "f", "arguments": '{"a":1}'}
+    assert call["type"] == "function" and call["function"] == {"name": "f", "arguments": '{"a": 1}'}
     assert re.fullmatch(r"call_\w{24}", call["id"])
     assert choice["message"]["content"] == "Sure."
 
@@ -189,10 +188,42 @@ def test_tool_choice_none_leaves_text_as_it_is(server: Server):
     assert "<tools>" not in last_request(server)["prompt"]
 
 
+@pytest.mark.parametrize(
+    ("template", "lists"),
+    [
+        ("{%- if tools %}{% for tool in tools %}", True),
+        ("{% if not tools is defined %}", True),
+        ("{{ tools | tojson }}", True),
+        ("{% if message['tool_calls'] %}{% for tool in message['tool_calls'] %}", False),
+        ("the word tools in a text", False),
+    ],
+)
+def test_whether_a_template_lists_tools(template: str, lists: bool):
+    assert lists_tools(template) == lists
+
+
 def test_a_template_without_tools_gets_instructions(server: Server):
     server.chat("x", tools=[TOOL])
     prompt = last_request(server)["prompt"]
     assert prompt.startswith("<|im_start|>system\n# Tools") and '"name":"f"' in prompt
+
+
+@pytest.mark.parametrize("fence", ["", "```json"])
+def test_a_template_that_knows_calls_and_lists_no_tools_gets_instructions(
+    start_server: StartServer, tmp_path: Path, fence: str
+):
+    """DeepSeek's templates write calls and say nothing of the tools: the model never saw them."""
+    log = tmp_path / "worker.log"
+    markup = f"{{% if false %}}{CALLS_BEGIN}{fence}{{% endif %}}"
+    env = {"FAKE_TEMPLATE": markup + CHATML, "FAKE_LOG": str(log)}
+    server = start_server(env=env)
+    server.worker_log = log  # type: ignore[attr-defined]
+    server.chat("x", tools=[TOOL])
+    prompt = last_request(server)["prompt"]
+    call = f"function{SEPARATOR}tool_call_name\n```json\n" if fence else f"tool_call_name{SEPARATOR}"
+    assert "### f\nDescription:" in prompt and CALL_BEGIN + call in prompt
+    server.chat("x", tools=[TOOL], tool_choice="none")
+    assert "### f" not in last_request(server)["prompt"]
 
 
 def test_results_of_tools_reach_a_template_without_tools(server: Server):
@@ -241,12 +272,9 @@ def test_schemas_are_closed_where_that_keeps_their_meaning():
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": OBJECT}}},
             {"type": "json_schema", "schema": OBJECT},
         ),
-        ({"tools": [TOOL], "tool_choice": "required"}, "start: call{1,16}\n"),
-        ({"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}, "start: call{1,1}\n"),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "start: call{1,1}\n",
-        ),
+        ({"tools": [TOOL], "tool_choice": "required"}, "{0,15}\n"),
+        ({"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}, ""),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, ""),
     ],
 )
 def test_what_needs_a_constraint_is_refused_by_a_worker_without(
@@ -256,34 +284,26 @@ def test_what_needs_a_constraint_is_refused_by_a_worker_without(
     assert r.status_code == 400 and error_of(r)["code"] == "unsupported"
     sent = last_request(server)["constraint"]
     if isinstance(constraint, str):
-        assert sent["type"] == "lark" and sent["grammar"].startswith(constraint)
-        assert '"const":"f"' in sent["grammar"]
+        assert sent["type"] == "lark" and sent["grammar"].startswith('start: "<tool_call>" calls_')
+        assert '{\\"name\\": \\"f\\", ' in sent["grammar"]
+        assert constraint in sent["grammar"] and ("{0," in sent["grammar"]) == bool(constraint)
     else:
         assert sent == constraint
     assert last_request(server)["prompt"].endswith("</think>\n\n")  # the answer begins at once
 
 
-def test_a_call_of_the_models_choice_is_bound_where_the_worker_can(server: Server):
+def test_a_call_of_the_models_choice_is_bound_where_the_worker_can(server: Server, start_server: StartServer):
     server.chat("x", tools=[TOOL])
     assert "constraint" not in last_request(server)
-    use = ToolUse("auto", (Tool(function=Function(name="f")),))
-    bound = constraints.of_calls(use, parallel=True, capable=True)
-    assert isinstance(bound, LarkConstraint) and bound.grammar.startswith("start: TEXT call{0,16}\n")
-    assert constraints.of_calls(use, parallel=True, capable=False) is None
-
-
-@pytest.mark.parametrize(
-    ("said", "call"),
-    [
-        ('{"name": "f", "arguments": {"a": 1}}', ("f", '{"a":1}')),
-        ('{"name": "f", "arguments": {"a": ', ("f", '{"a": ')),
-        ('{"na', None),
-    ],
-)
-def test_a_forced_call_of_another_spelling_is_bare_json(said: str, call: tuple[str, str] | None):
-    part = _bare_call(said, ToolUse("required"))
-    assert part == (Call(*call) if call else Text(said))
-    assert _bare_call("{}", ToolUse("named", name="g")) == Call("g", "{}")
+    able = start_server(env={"FAKE_CONSTRAINT": "1"})
+    assert able.chat("[[say:hm]]", tools=[TOOL]).json()["choices"][0]["message"]["content"] == "hm"
+    grammar = able.chat("[[tell:constraint.grammar]]", tools=[TOOL]).json()["choices"][0]["message"][
+        "content"
+    ]
+    assert grammar.startswith("start: /\\s*<think>/ (")
+    both = {"tools": [TOOL], "response_format": {"type": "json_schema", "json_schema": {"schema": OBJECT}}}
+    grammar = able.chat("[[tell:constraint.grammar]]", **both).json()["choices"][0]["message"]["content"]
+    assert grammar.startswith('start: "<tool_call>" calls_') and " | json_" in grammar.splitlines()[0]
 
 
 # ---- errors --------------------------------------------------------------------------------------

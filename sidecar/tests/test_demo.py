@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Server, events_of, text_of
+from servers import Server, events_of, real_worker, text_of
 
 FRANCE = "What is the capital of France?"
 
@@ -161,6 +163,57 @@ def test_a_constraint_binds_the_answer(demo: Server):
         ).json()["choices"][0]
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "pick"
+
+
+# Chats in the style of the two families, with their spelling of calls.
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+XML_TEMPLATE = (
+    "{% if tools %}# Tools{% for t in tools %}\n{{ t | tojson }}{% endfor %}\n<tool_call>\n<function=NAME>\n"
+    "<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>\n{% endif %}" + CHAT
+)
+DEEPSEEK_TEMPLATE = "{% if false %}<\uff5ctool\u2581calls\u2581begin\uff5c>{% endif %}" + CHAT
+
+
+@pytest.mark.parametrize("template", [XML_TEMPLATE, DEEPSEEK_TEMPLATE], ids=["xml", "deepseek"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
+def test_calls_in_other_spellings_are_bound(template: str, choice: Any, tmp_path: Path):
+    pytest.importorskip("llguidance", reason="the worker's optional package")
+    (tmp_path / "chat.jinja").write_text(template, encoding="utf-8")
+    properties = {
+        "city": {"enum": ["Paris", "Rome"]},
+        "days": {"type": "integer"},
+        "note": {"type": "string", "maxLength": 20},
+    }
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    tool = {"type": "function", "function": {"name": "pick", "parameters": schema}}
+    asked: dict[str, Any] = {"tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+    argv = [
+        "--demo",
+        "--worker-command",
+        " ".join(real_worker()),
+        "--chat-template",
+        str(tmp_path / "chat.jinja"),
+    ]
+    server = Server(argv, {}, tmp_path / "server.log")
+    try:
+        for seed in range(3):
+            r = server.chat(FRANCE, seed=seed, max_tokens=200, **asked).json()["choices"][0]
+            (call,) = r["message"]["tool_calls"]
+            assert r["message"]["content"] is None and call["function"]["name"] == "pick"
+            if r["finish_reason"] == "length":  # a number of a hundred digits is a number
+                continue
+            assert r["finish_reason"] == "tool_calls"
+            arguments = json.loads(call["function"]["arguments"])
+            assert arguments["city"] in ("Paris", "Rome") and isinstance(arguments["days"], int)
+            events = events_of(server.chat(FRANCE, seed=seed, max_tokens=200, stream=True, **asked))
+            deltas = [d for e in events[:-1] for d in e["choices"][0]["delta"].get("tool_calls", ())]
+            assert "".join(d["function"]["arguments"] for d in deltas) == call["function"]["arguments"]
+            assert len(deltas) > 3
+    finally:
+        assert server.stop() == 0
 
 
 def test_hanging_up_frees_the_real_worker(demo: Server):

@@ -64,8 +64,13 @@ def test_thoughts_and_calls_stream_as_their_own_deltas(server: Server):
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "hm"
     assert "".join(d.get("content") or "" for d in deltas) == "ok"
     calls = [c for d in deltas for c in d.get("tool_calls", ())]
-    assert [c["index"] for c in calls] == [0, 1] and calls[0]["id"] != calls[1]["id"]
-    assert calls[0]["function"] == {"name": "f", "arguments": '{"a":1}'}
+    begun = [c for c in calls if "id" in c]
+    assert [c["index"] for c in begun] == [0, 1] and begun[0]["id"] != begun[1]["id"]
+    assert [c["index"] for c in calls] == sorted(c["index"] for c in calls)
+    for i in (0, 1):
+        fragments = [c["function"]["arguments"] for c in calls if c["index"] == i]
+        assert len(fragments) > 3 and "".join(fragments) == '{"a": 1}'
+    assert calls[0]["function"] == {"name": "f", "arguments": ""} and calls[0]["type"] == "function"
     assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
 
@@ -163,7 +168,7 @@ def test_a_response_streams_its_items(server: Server):
     done = [e["item"]["type"] for name, e in events if name == "response.output_item.done"]
     assert added == done == ["reasoning", "message", "function_call"]
     output = events[-1][1]["response"]["output"]
-    assert output[1]["content"][0]["text"] == "Hi" and output[2]["arguments"] == '{"a":1}'
+    assert output[1]["content"][0]["text"] == "Hi" and output[2]["arguments"] == '{"a": 1}'
     text = "".join(e["delta"] for name, e in events if name == "response.output_text.delta")
     assert text == "Hi"
 

@@ -22,13 +22,19 @@ class Text:
 
 @dataclass(frozen=True)
 class Call:
-    """A whole call of a tool; `arguments` is JSON text."""
+    """A call of a tool begins; its arguments follow."""
 
     name: str
-    arguments: str
 
 
-Part = Thought | Text | Call
+@dataclass(frozen=True)
+class Arguments:
+    """A piece of the JSON text of the last call's arguments."""
+
+    text: str
+
+
+Part = Thought | Text | Call | Arguments
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from reflex_protocol.messages import Constraint
+from reflex_protocol.messages import Constraint, JsonSchemaConstraint
 
 from .. import constraints, sampling, sse, tokens
 from ..bodies import ChatBody, decode
@@ -14,8 +14,8 @@ from ..constraints import ToolUse
 from ..errors import bad_request
 from ..generate import Begun, Finished, Piece, Plan, Tally, answers
 from ..options import ReasoningField
+from ..output.parts import Arguments, Part, Text, Thought
 from ..output.parts import Call as ToolCall
-from ..output.parts import Part, Text, Thought
 from ..prompts import ChatSpec, Prompt, chat_prompt, thinking_kwargs, tool_dicts
 from ..services import Services
 from ..sse import Stream
@@ -69,7 +69,6 @@ async def plan_chat(services: Services, body: ChatBody) -> Plan:
         prompt=prompt,
         constraint=_constraint(services, use, wanted, prompt, parallel),
         use=use,
-        bare_call=use.forced and prompt.call_format != "json",
         tools=tool_dicts(use.tools),
         parallel_calls=parallel,
         split_thoughts=options.reasoning_field != "none",
@@ -77,15 +76,21 @@ async def plan_chat(services: Services, body: ChatBody) -> Plan:
 
 
 def _constraint(
-    services: Services, use: ToolUse, wanted: Constraint | None, prompt: Prompt, parallel: bool
+    services: Services, use: ToolUse, wanted: JsonSchemaConstraint | None, prompt: Prompt, parallel: bool
 ) -> Constraint | None:
-    """What binds the answer: calls of tools before a response_format."""
-    if prompt.call_format == "json":
-        capable = "constraint" in services.facts.capabilities
-        # An answer of a given format is no free text: calls of the model's own choice would not fit it.
-        capable = capable and wanted is None
-        return constraints.of_calls(use, parallel=parallel, capable=capable) or wanted
-    return constraints.of_bare_call(use) or wanted
+    """What binds the answer: calls of tools, and beside calls of the model's own choice the
+    response_format. Where nothing is forced and the worker cannot constrain, the model is trusted."""
+    if use.mode == "auto" and "constraint" not in services.facts.capabilities:
+        return wanted
+    calls = constraints.of_calls(
+        use,
+        parallel=parallel,
+        spelling=prompt.call_format,
+        inside_thought=prompt.inside_thought,
+        control={t.text: t.id for t in services.facts.control_tokens or () if not t.user_defined},
+        answer=wanted.schema if wanted else None,
+    )
+    return calls or wanted
 
 
 class _Shape:
@@ -123,15 +128,17 @@ class _Shape:
             return {"content": part.text}
         if isinstance(part, Thought):
             return self.thought(part.text)
+        if isinstance(part, Arguments):
+            return {"tool_calls": [{"index": n_calls - 1, "function": {"arguments": part.text}}]}
         return {"tool_calls": [{"index": n_calls, **tool_call(part)}]}
 
 
 def tool_call(call: ToolCall) -> dict[str, Any]:
-    """A call in OpenAI's shape, with a new id."""
+    """The beginning of a call in OpenAI's shape, with a new id."""
     return {
         "id": new_id("call_")[:29],
         "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
+        "function": {"name": call.name, "arguments": ""},
     }
 
 
@@ -207,6 +214,8 @@ class _Gathered:
                 self.texts.append(part.text)
             elif isinstance(part, Thought):
                 self.thoughts.append(part.text)
+            elif isinstance(part, Arguments):
+                self.calls[-1]["function"]["arguments"] += part.text
             else:
                 self.calls.append(tool_call(part))
 

@@ -12,8 +12,8 @@ from .. import sse, tokens
 from ..bodies import ResponsesBody, decode
 from ..errors import ApiError
 from ..generate import Begun, Finished, Piece, Plan, answers
+from ..output.parts import Arguments, Part, Text, Thought
 from ..output.parts import Call as ToolCall
-from ..output.parts import Part, Text, Thought
 from ..responses_input import chat_body
 from ..sse import Stream
 from ..web import Call, Reply, json_reply, new_id
@@ -99,6 +99,8 @@ class _Writer:
             if isinstance(part, ToolCall):
                 yield from self._close()
                 yield from self._call(part)
+            elif isinstance(part, Arguments):
+                yield from self._arguments(part)
             else:
                 yield from self._grow(part, entries)
                 entries = []
@@ -164,8 +166,12 @@ class _Writer:
     def _close(self, status: str = "completed") -> Iterator[bytes]:
         if self._open is None:
             return
-        part = self._open["content"][0]
         self._open["status"] = status
+        if self._open["type"] == "function_call":
+            call, self._open = self._open, None
+            yield from self._close_call(call)
+            return
+        part = self._open["content"][0]
         if part["type"] == "output_text":
             done = {"text": part["text"], "logprobs": part["logprobs"]}
             yield self.event("response.output_text.done", **self._at(), **done)
@@ -176,7 +182,7 @@ class _Writer:
         self._open = None
 
     def _call(self, call: ToolCall) -> Iterator[bytes]:
-        item = {
+        self._open = {
             "type": "function_call",
             "id": new_id("fc_"),
             "call_id": new_id("call_")[:29],
@@ -184,15 +190,21 @@ class _Writer:
             "arguments": "",
             "status": "in_progress",
         }
-        self._output.append(item)
-        at = {"item_id": item["id"], "output_index": self._index}
-        yield self.event("response.output_item.added", output_index=self._index, item=item)
-        yield self.event("response.function_call_arguments.delta", **at, delta=call.arguments)
-        item.update(arguments=call.arguments, status="completed")
+        self._output.append(self._open)
+        yield self.event("response.output_item.added", output_index=self._index, item=self._open)
+
+    def _arguments(self, more: Arguments) -> Iterator[bytes]:
+        assert self._open is not None
+        self._open["arguments"] += more.text
+        at = {"item_id": self._open["id"], "output_index": self._index}
+        yield self.event("response.function_call_arguments.delta", **at, delta=more.text)
+
+    def _close_call(self, call: dict[str, Any]) -> Iterator[bytes]:
+        at = {"item_id": call["id"], "output_index": self._index}
         yield self.event(
-            "response.function_call_arguments.done", **at, arguments=call.arguments, name=call.name
+            "response.function_call_arguments.done", **at, arguments=call["arguments"], name=call["name"]
         )
-        yield self.event("response.output_item.done", output_index=self._index, item=item)
+        yield self.event("response.output_item.done", output_index=self._index, item=call)
 
     # ---- the whole -------------------------------------------------------------------------
 
