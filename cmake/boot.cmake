@@ -1,6 +1,6 @@
 # reflex_boot: starts the CUDA driver (dlopen, no toolkit needed). _boot: the same as a Python
 # module of its own, the command's first import; it links nothing but the C library.
-add_library(reflex_boot STATIC native/boot/boot.cpp)
+add_library(reflex_boot STATIC native/boot/boot.cpp native/boot/floor.cpp)
 target_link_libraries(reflex_boot PUBLIC reflex_base)
 
 if(REFLEX_PYTHON)

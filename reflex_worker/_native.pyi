@@ -138,5 +138,8 @@ def gguf_array(path: str, key: str) -> list[bytes] | list[int] | None:
 def adopt_boot(capsule: object) -> bool:
     """Use the driver that `_boot.start()` is starting; False where it is of another version."""
 
+def build_facts() -> dict[str, str]:
+    """cuda_archs (e.g. "75 80 90a") and nvcc (e.g. "13.0.88") of this build; empty without CUDA kernels."""
+
 def now_ms() -> float: ...
 def process_start_ms() -> float: ...

@@ -5,23 +5,28 @@ from __future__ import annotations
 
 from .cli_args import Option, UsageError, int32, parse
 from .cli_args import usage as usage_text
-from .cli_model import MODEL_OPTIONS, open_engine, take_model
+from .cli_model import MODEL_OPTIONS, command_head, open_engine, take_model
 from .cli_output import result_line, value_text
 
 OPTIONS = [
     *MODEL_OPTIONS,
-    Option("--lengths", str, "1,8,32,128,512", "N,N,...", help="prompt lengths in tokens"),
+    Option(
+        "--lengths", str, "", "N,N,...", help="prompt lengths in tokens; 1,8,32,128,512 as far as they fit"
+    ),
     Option("--decode", int32, 64, "N", help="tokens to decode"),
     Option("--repeat", int32, 5, "N", help="runs of each, the median counts"),
-    Option("--cold", int32, 0, "N", help="instead: N fresh processes to one token"),
+    Option("--cold", int32, None, "N", help="instead: N fresh processes to one token"),
     Option("--prompt", str, "Once upon a time", "TEXT", help="the cold runs' prompt"),
     Option(
         "--pause", float, 0.3, "S", help="between cold runs, so that one's teardown does not slow the next"
     ),
     Option("--plot", str, None, "FILE", help="draw the cold start's timeline (needs matplotlib)"),
+    Option("--floor", help="instead, once: a GPU's floor, all bytes of the file on the card and no more"),
     Option("--json", help="one JSON object per line"),
 ]
 
+LENGTHS = (1, 8, 32, 128, 512)
+DECODE_PROMPT = [1, 2, 3, 4]
 PHASES = ["launch_ms", "gguf_open_ms", "cuda_init_ms", "model_load_ms", "tokenize_ms", "prompt_eval_ms"]
 
 
@@ -38,9 +43,13 @@ def main(name, argv):
 
     values, positional = parse(argv, OPTIONS, 1)
     path = take_model(values, positional, name)
-    if values["cold"] < 0 or values["repeat"] < 1 or values["decode"] < 1:
-        raise UsageError(f"{name}: --cold, --repeat and --decode expect positive numbers")
-    for line in cold(path, values) if values["cold"] else warm(path, values):
+    for option in ("cold", "repeat", "decode"):
+        if values[option] is not None and values[option] < 1:
+            raise UsageError(f"--{option}: expected 1 or more, found {values[option]}")
+    if values["floor"]:
+        write(1, gpu_floor(path, values))
+        return 0
+    for line in warm(path, values) if values["cold"] is None else cold(path, values):
         write(1, line)
     return 0
 
@@ -51,19 +60,27 @@ def percentile(samples, p):
     return ordered[min(len(ordered) - 1, int(p * len(ordered)))]
 
 
+def parse_lengths(text):
+    """Whole numbers with commas between; None where there is no text."""
+    try:
+        return [int(n) for n in text.split(",")] if text else None
+    except ValueError:
+        raise UsageError(f"--lengths: expected numbers with commas, found '{text}'") from None
+
+
 def warm(path, values):
     from ._native import now_ms
 
-    try:
-        lengths = [int(n) for n in values["lengths"].split(",")]
-    except ValueError:
-        raise UsageError(f"--lengths: expected numbers with commas, found '{values['lengths']}'") from None
+    lengths = parse_lengths(values["lengths"])
     engine = open_engine(path, values)
-    engine.warm_up()
     n_vocab, n_ctx = engine.info["n_vocab"], engine.info["n_ctx"]
-    for n in lengths:
+    for n in lengths or []:
         if n < 1 or n >= n_ctx:
             raise UsageError(f"--lengths: expected 1 to {n_ctx - 1}, found {n}")
+    if n_ctx < len(DECODE_PROMPT) + 2:
+        raise UsageError(f"--ctx: expected {len(DECODE_PROMPT) + 2} or more to decode in, found {n_ctx}")
+    engine.warm_up()
+    for n in lengths or [n for n in LENGTHS if n < n_ctx]:
         times = []
         for k in range(values["repeat"]):
             ids = [(7919 * (i + k) + 13) % n_vocab for i in range(n)]
@@ -85,9 +102,10 @@ def warm(path, values):
 
 def decode_line(engine, values):
     speeds = []
-    n = min(values["decode"], engine.info["n_ctx"] - 5)
+    n = min(values["decode"], engine.info["n_ctx"] - len(DECODE_PROMPT) - 1)
+    energy = Joules()
     for _ in range(values["repeat"]):
-        generation = engine.generate(prompt_token_ids=[1, 2, 3, 4], max_tokens=n + 1, ignore_eos=True)
+        generation = engine.generate(prompt_token_ids=DECODE_PROMPT, max_tokens=n + 1, ignore_eos=True)
         while generation.step().kind != "done":
             pass
         # The first token comes out of the prompt's logits: n passes made the other n.
@@ -96,16 +114,33 @@ def decode_line(engine, values):
     # Every token reads every weight once, but for a tied or untied embedding's other rows.
     gb = engine.info["file_bytes"] * p50 / 1e9
     fields = {"tokens": n, "tokens_per_s_p50": p50, "file_gb_per_s": gb, "device": engine.info["device"]}
+    fields |= energy.per(n * values["repeat"])
     return result_line("REFLEX_BENCH_DECODE_OK", fields, values["json"])
 
 
-def cold_command(path, values):
-    """The command that one cold run executes: the installed launcher where there is one."""
-    import os
-    import sys
+class Joules:
+    """Gross joules by every counter there is, from now on; none where the time is too short for them."""
 
-    launcher = os.environ.get("REFLEX_LAUNCHER") or os.path.join(os.path.dirname(sys.executable), "reflex")
-    head = [launcher] if os.access(launcher, os.X_OK) else [sys.executable, "-m", "reflex_worker"]
+    def __init__(self):
+        import time
+
+        from .cli_energy import find_meters
+
+        self.meters = find_meters()
+        self.begin, self.counts = time.monotonic(), {m: read() for m, read in self.meters.items()}
+
+    def per(self, tokens):
+        import time
+
+        from .cli_energy import COUNTER_REFRESH_S
+
+        if time.monotonic() - self.begin < 10 * COUNTER_REFRESH_S:
+            return {}
+        return {f"{m}_j_per_token": (read() - self.counts[m]) / tokens for m, read in self.meters.items()}
+
+
+def cold_command(path, values):
+    """The command that one cold run executes."""
     options = [
         "--max-tokens",
         "1",
@@ -115,54 +150,97 @@ def cold_command(path, values):
         "--threads",
         str(values["threads"]),
     ]
-    if values["ctx"]:
-        options += ["--ctx", str(values["ctx"])]
-    if values["isa"]:
-        options += ["--isa", values["isa"]]
+    for option in ("ctx", "isa", "load_mode"):
+        if values[option]:
+            options += ["--" + option.replace("_", "-"), str(values[option])]
     if values["exact"]:
         options.append("--exact")
-    return [*head, "generate", path, values["prompt"], *options]
+    return [*command_head(), "generate", path, values["prompt"], *options]
 
 
-def cold(path, values):
+def run_cold(command):
+    """(milliseconds from spawn to the first line, to exit, the line as an object) of a fresh process."""
     import json
-    import os
     import subprocess
     import time
 
-    command = cold_command(path, values)
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or "site-packages" not in v}
-    samples = {}
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    first = (time.perf_counter() - begin) * 1e3
+    status = process.wait()
+    total = (time.perf_counter() - begin) * 1e3
+    if status != 0:
+        raise OSError(f"a cold run ended with status {status}: {' '.join(command)}")
+    return first, total, json.loads(line)
+
+
+def cold(path, values):
+    import os
+    import time
+
+    runs, floors, floor_command = [], [], None
     for k in range(values["cold"] + 1):
         time.sleep(values["pause"])
-        begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        first = (time.perf_counter() - begin) * 1e3
-        status = process.wait()
-        total = (time.perf_counter() - begin) * 1e3
-        if status != 0:
-            raise OSError(f"a cold run ended with status {status}: {' '.join(command)}")
-        if k == 0:
-            continue  # brings the file into the page cache
-        run = json.loads(line)
-        row = {"spawn_to_first_token_ms": first, "spawn_to_exit_ms": total}
-        row |= {phase: run[phase] for phase in PHASES}
-        for key, value in row.items():
-            samples.setdefault(key, []).append(value)
-    stats = {
-        k: {"p50": percentile(v, 0.5), "p95": percentile(v, 0.95), "min": min(v)} for k, v in samples.items()
-    }
-    floor = read_floor_ms(path)
-    ratio = stats["spawn_to_first_token_ms"]["p50"] / floor
+        first, total, run = run_cold(cold_command(path, values))
+        if k == 0:  # brings the file into the page cache
+            if run["device"].startswith("CUDA"):
+                floor_command = [*command_head(), "bench", path, "--floor", "--json"]
+            continue
+        runs.append({"spawn_to_first_token_ms": first, "spawn_to_exit_ms": total, **run})
+        if floor_command:  # in turn with the runs: what the card gives changes with the minutes
+            time.sleep(values["pause"])
+            floors.append(run_cold(floor_command)[2]["bytes_ms"])
+    keys = ["spawn_to_first_token_ms", "spawn_to_exit_ms", *PHASES]
+    stats = {key: summary([run[key] for run in runs]) for key in keys}
     for key, s in stats.items():
         yield result_line("REFLEX_BENCH_COLD_PHASE_OK", {"phase": key, **s}, values["json"])
-    final = {"runs": values["cold"], "read_file_once_ms": floor, "ratio_to_read": ratio}
+    floor = summary(floors or [read_floor_ms(path) for _ in range(3)])
+    first = stats["spawn_to_first_token_ms"]
+    final = {
+        "runs": values["cold"],
+        "device": runs[0]["device"],
+        "floor": FLOOR_GPU if floors else FLOOR_CPU,
+        "floor_ms_p50": floor["p50"],
+        "floor_ms_p95": floor["p95"],
+        "ratio_to_floor": first["p50"] / floor["p50"],
+    }
     yield result_line("REFLEX_BENCH_COLD_OK", final, values["json"])
     if values["plot"]:
-        plot(stats, floor, values["plot"], os.path.basename(path))
+        from .cli_plot import plot
+
+        middle = min(runs, key=lambda run: abs(run["spawn_to_first_token_ms"] - first["p50"]))
+        plot(middle, first, floor, final["floor"], values["plot"], os.path.basename(path))
         yield f"wrote {value_text(values['plot'])}\n"
+
+
+def summary(samples):
+    return {"p50": percentile(samples, 0.5), "p95": percentile(samples, 0.95), "min": min(samples)}
+
+
+FLOOR_CPU = "the file read once from the page cache by one thread"
+FLOOR_GPU = "driver, context and every byte of the file on the card, no interpreter"
+FLOOR_THREADS = 8
+
+
+def gpu_floor(path, values):
+    """In a process of its own: the line of one floor."""
+    import os
+
+    from . import _boot
+
+    try:
+        facts = _boot.floor(path, min(FLOOR_THREADS, len(os.sched_getaffinity(0))))
+    except RuntimeError as e:
+        raise FloorError(str(e)) from None
+    return result_line("REFLEX_BENCH_FLOOR_OK", facts, values["json"])
+
+
+class FloorError(Exception):
+    """The driver would not start, or the copy failed."""
+
+    kind = "cuda"
 
 
 def read_floor_ms(path):
@@ -172,41 +250,9 @@ def read_floor_ms(path):
     import time
 
     buffer = bytearray(4 << 20)
-    best = float("inf")
-    for _ in range(3):
-        begin = time.perf_counter()
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        while os.readv(fd, [buffer]) > 0:
-            pass
-        os.close(fd)
-        best = min(best, (time.perf_counter() - begin) * 1e3)
-    return best
-
-
-def plot(stats, floor, out, title):
-    try:
-        import matplotlib  # pyright: ignore[reportMissingImports]
-
-        matplotlib.use("svg" if out.endswith(".svg") else "agg")
-        from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise UsageError(
-            "--plot: expected matplotlib (pip install 'reflex-worker[plot]'), found none"
-        ) from None
-    figure, axes = pyplot.subplots(figsize=(9, 2.6))
-    left = 0.0
-    for phase in PHASES:
-        width = stats[phase]["p50"]
-        if width <= 0:
-            continue
-        axes.barh(0, width, left=left, label=f"{phase.removesuffix('_ms')} {width:.1f}")
-        left += width
-    first = stats["spawn_to_first_token_ms"]
-    axes.axvline(first["p50"], color="black", label=f"first token {first['p50']:.1f}")
-    axes.axvline(floor, color="gray", linestyle=":", label=f"file read once {floor:.1f}")
-    axes.set_yticks([])
-    axes.set_xlabel("ms since spawn (medians)")
-    axes.set_title(f"Cold start to one token: {title}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=4, fontsize=8, frameon=False)
-    figure.savefig(out, bbox_inches="tight")
-    pyplot.close(figure)
+    begin = time.perf_counter()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    while os.readv(fd, [buffer]) > 0:
+        pass
+    os.close(fd)
+    return (time.perf_counter() - begin) * 1e3

@@ -50,8 +50,8 @@ def collect():
         "engine": Engine(demo_path(), device="cpu").info["device"],
         "governor": read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "not told",
         "transparent_huge": read("/sys/kernel/mm/transparent_hugepage/enabled") or "not told",
-        "gpu_driver": gpu_driver(),
         "rapl": rapl(),
+        **gpu_facts(warnings),
     }
     if facts["governor"] == "powersave":
         warnings.append("the CPU frequency governor is 'powersave'")
@@ -106,9 +106,169 @@ def cpu_model():
     return "not told"
 
 
-def gpu_driver():
-    version = read("/proc/driver/nvidia/version")
-    return version.splitlines()[0] if version else "none found"
+def gpu_facts(warnings):
+    """Driver, card, kernels and what a start costs; adds to warnings what makes it slow."""
+    import os
+
+    from ._native import build_facts
+
+    built = build_facts()
+    facts = {
+        "nvcc_at_build": built["nvcc"] or "none: built for the CPU only",
+        "kernels_for": built["cuda_archs"] or "none",
+    }
+    if not any(
+        os.path.exists(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+    ):
+        return {**facts, "gpu": "none: no NVIDIA driver here"}
+    facts["cuda_visible_devices"] = os.environ.get("CUDA_VISIBLE_DEVICES", "not set: all")
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"):
+        if os.environ.get(name, "1") != "1":
+            warnings.append(
+                f"{name}={os.environ[name]}: every connection costs the context some ms, 1 is enough"
+            )
+    cards = nvml_cards(facts)
+    for card in cards:
+        if card["persistence"] == "off":
+            warnings.append(
+                f"persistence mode is off on GPU {card['index']}: the driver unloads it between processes"
+            )
+        image = kernel_image(built["cuda_archs"], card["capability"])
+        facts[f"gpu_{card['index']}"] = (
+            f"{card['name']}, {card['gib']} GiB, compute capability {card['capability'] / 10:.1f}, "
+            f"persistence {card['persistence']}, kernels: {image}"
+        )
+        if image.startswith(("PTX", "none")):
+            warnings.append(f"GPU {card['index']}: no machine code for it in this build ({image})")
+    facts["uvm_held_by"] = ", ".join(holders()) or "nobody"
+    start_costs(facts, warnings)
+    return facts
+
+
+def nvml_cards(facts):
+    """What NVML tells of each card, and whether its energy counter works."""
+    import ctypes
+
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2():
+            raise OSError
+    except OSError:
+        facts["nvml"] = "none (libnvidia-ml.so.1)"
+        facts["energy"] = "none without NVML"
+        return []
+    text = ctypes.create_string_buffer(96)
+    nvml.nvmlSystemGetDriverVersion(text, 96)
+    facts["gpu_driver"] = text.value.decode()
+    nvml.nvmlSystemGetNVMLVersion(text, 96)
+    facts["nvml"] = text.value.decode()
+    count, cards = ctypes.c_uint(), []
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    energy = "none on this card"
+    for index in range(count.value):
+        handle, total = ctypes.c_void_p(), ctypes.c_ulonglong()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+            continue
+        major, minor, mode = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(-1)
+        memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        nvml.nvmlDeviceGetName(handle, text, 96)
+        nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+        nvml.nvmlDeviceGetPersistenceMode(handle, ctypes.byref(mode))
+        nvml.nvmlDeviceGetMemoryInfo(handle, memory)
+        if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(total)) == 0:
+            energy = "NVML's counter in mJ, refreshed every 100 ms: `reflex energy` measures over many runs"
+        cards.append(
+            {
+                "index": index,
+                "name": text.value.decode(),
+                "gib": round(memory[0] / (1 << 30)),
+                "capability": 10 * major.value + minor.value,
+                "persistence": {0: "off", 1: "on"}.get(mode.value, "not told"),
+            }
+        )
+    facts["energy"] = energy
+    return cards
+
+
+def kernel_image(archs, capability):
+    """Which of a build's images (e.g. "75 80 90a") a card of this capability (e.g. 86) runs: machine code of
+    its own major and no newer minor; an architecture with a letter on its own card only; else the last's
+    PTX, compiled by the driver at the first start, where the card is no older."""
+    own = [
+        a
+        for a in archs.split()
+        if (int(a[:-1]) == capability if a[-1].isalpha() else a[:-1] == str(capability)[:-1])
+        and int(a.rstrip("af")) <= capability
+    ]
+    if own:
+        return f"machine code for {own[-1]}"
+    newest = archs.split()[-1:] or [""]
+    if newest[0].isdecimal() and int(newest[0]) <= capability:
+        return f"PTX of {newest[0]}, compiled by the driver at the first start"
+    return f"none (built for {archs or 'no GPU'})"
+
+
+def holders():
+    """Who keeps the GPU registered for unified memory: any process that has called cuInit does."""
+    import os
+
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                words = f.read().split(b"\0")
+        except OSError:
+            continue
+        program = os.path.basename(words[0])
+        if program == b"nvidia-persistenced" and b"--uvm-persistence-mode" in words:
+            found.append("nvidia-persistenced --uvm-persistence-mode")
+        elif b"hold" in words and any(b"reflex" in os.path.basename(w) for w in words):
+            found.append("reflex hold")
+        elif program == b"nvidia-cuda-mps-server":
+            found.append("an MPS server")
+    return sorted(set(found))
+
+
+def start_costs(facts, warnings):
+    """cuInit in a fresh process, as things are and with the driver held."""
+    import subprocess
+
+    from .cli_model import command_head
+
+    def once():
+        best = None
+        for _ in range(2):
+            done = subprocess.run([*command_head(), "hold", "--once"], capture_output=True, text=True)
+            if done.returncode != 0:
+                return None, done.stderr.strip()
+            took = float(done.stdout.split("cu_init_ms=")[1].split()[0])
+            best = took if best is None else min(best, took)
+        return best, ""
+
+    bare, why = once()
+    if bare is None:
+        facts["cu_init_ms"] = why
+        warnings.append("the CUDA driver does not start: every command with --device auto runs on the CPU")
+        return
+    facts["cu_init_ms"] = round(bare, 1)
+    holder = subprocess.Popen([*command_head(), "hold"], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()  # it is ready
+        held, _ = once()
+    finally:
+        holder.terminate()
+        holder.wait()
+    if held is None:
+        return
+    facts["cu_init_held_ms"] = round(held, 1)
+    if bare - held > HOLD_WORTH_MS:
+        warnings.append(
+            f"nobody holds the driver: `reflex hold` would take {bare - held:.0f} ms off every start"
+        )
+
+
+HOLD_WORTH_MS = 20
 
 
 def rapl():

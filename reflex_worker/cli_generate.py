@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, int32, parse, uint64
+from .cli_args import Option, UsageError, int32, parse, uint64
 from .cli_args import usage as usage_text
-from .cli_model import MODEL_OPTIONS, boot_driver, checked_text, open_engine, take_model, take_prompt
+from .cli_model import (
+    MODEL_OPTIONS,
+    Progress,
+    boot_driver,
+    checked_text,
+    open_engine,
+    take_model,
+    take_prompt,
+)
 from .cli_output import phase_fields, result_line
 
 OPTIONS = [
@@ -44,7 +52,10 @@ def main(name, argv):
     path = take_model(values, positional, name)
     prompt = take_prompt(positional, name)
     stops = [checked_text(s, "--stop") for s in values["stop"]]
+    if "" in stops:
+        raise UsageError("--stop: expected text, found an empty string")
     engine = open_engine(path, values)
+    progress = Progress(engine)
     generation = engine.generate(
         prompt,
         parse_special=not values["no_special"],
@@ -64,6 +75,8 @@ def main(name, argv):
     stream = values["stream"]
     while True:
         event = generation.step()
+        if event.kind != "progress":
+            progress.clear()
         if stream and event.text:
             write(1, event.text)
         if event.kind == "done":
@@ -78,7 +91,8 @@ def fields(engine, generation, values):
     timings = generation.timings
     usage = generation.usage
     out = {
-        "process_start_to_first_token_ms": timings["first_token_at"],
+        # null where --max-tokens 0 asked for none
+        "process_start_to_first_token_ms": timings["first_token_at"] or None,
         "prompt_tokens": usage["prompt_tokens"],
         "completion_tokens": usage["completion_tokens"],
         "finish_reason": generation.finish_reason,

@@ -32,22 +32,17 @@ class DriverError(Exception):
 
 
 def init_driver():
-    """Milliseconds that cuInit took. Raises DriverError."""
-    import ctypes
+    """How many devices the driver sees, and the milliseconds that cuInit took. Raises DriverError."""
+    import time
 
-    from ._native import now_ms
+    from . import _boot
 
+    begin = time.perf_counter()
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError as e:
-        raise DriverError(f"no CUDA driver here: {e}") from None
-    begin = now_ms()
-    status = cuda.cuInit(0)
-    if status != 0:
-        name = ctypes.c_char_p()
-        cuda.cuGetErrorName(status, ctypes.byref(name))
-        raise DriverError(f"cuInit: {(name.value or b'error').decode()} ({status})")
-    return now_ms() - begin
+        devices = _boot.init_only()
+    except RuntimeError as e:
+        raise DriverError(str(e)) from None
+    return devices, (time.perf_counter() - begin) * 1e3
 
 
 def main(name, argv):
@@ -57,11 +52,10 @@ def main(name, argv):
     from .cli_output import result_line
 
     values, _ = parse(argv, OPTIONS, 0)
-    took = init_driver()
-    write(1, result_line("REFLEX_HOLD_READY", {"cu_init_ms": took}, False))
-    if values["once"]:
-        return 0
     ending = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
-    signal.sigwait(ending)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # before the driver's own threads begin
+    devices, took = init_driver()
+    write(1, result_line("REFLEX_HOLD_READY", {"cu_init_ms": took, "devices": devices}, False))
+    if not values["once"]:
+        signal.sigwait(ending)
     return 0

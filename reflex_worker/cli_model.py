@@ -49,6 +49,53 @@ def open_engine(path, values):
     )
 
 
+def command_head():
+    """The command line of a fresh `reflex`: the installed launcher where there is one."""
+    import os
+    import sys
+
+    launcher = os.environ.get("REFLEX_LAUNCHER") or os.path.join(os.path.dirname(sys.executable), "reflex")
+    return [launcher] if os.access(launcher, os.X_OK) else [sys.executable, "-m", "reflex_worker"]
+
+
+PROGRESS_FROM_BYTES = 1_000_000_000
+PROGRESS_EVERY_S = 0.1
+
+
+class Progress:
+    """How far a model's weights have come, on stderr: on a terminal, for a file of over a gigabyte, from a
+    thread of its own until the load is over or clear() is called."""
+
+    def __init__(self, engine):
+        import posix
+
+        self.shown = posix.isatty(2) and engine.info["file_bytes"] >= PROGRESS_FROM_BYTES
+        if self.shown and not engine.load_progress[2]:
+            import _thread
+
+            _thread.start_new_thread(self.tell, (engine,))
+
+    def tell(self, engine):
+        import time
+
+        from .cli import write
+
+        while self.shown:
+            done, total, finished = engine.load_progress
+            if finished or done >= total:
+                return self.clear()
+            write(2, f"\rloading {done / 1e9:.1f} of {total / 1e9:.1f} GB, {100 * done // total}%")
+            time.sleep(PROGRESS_EVERY_S)
+
+    def clear(self):
+        """Empty the line: what comes next is the result."""
+        if self.shown:
+            from .cli import write
+
+            self.shown = False
+            write(2, "\r\x1b[K")
+
+
 def boot_driver(argv):
     """Start the CUDA driver in its own thread, before anything else is imported, where this machine
     has one and the command line does not say cpu. The command's first act."""

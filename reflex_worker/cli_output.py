@@ -46,4 +46,7 @@ def phase_fields(engine, timings):
         "prompt_eval_ms": timings["prompt_eval"],
         "first_kernel_at_ms": p["first_kernel_at"],
         "weights_loaded_at_ms": p["weights_loaded_at"],
+        "device": engine.info["device"],
+        # since process start; empty on the CPU
+        "device_stages_ms": p["device_stages"],
     }

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from .cli_args import Option, UsageError, parse
 from .cli_args import usage as usage_text
-from .cli_model import MODEL_OPTIONS, boot_driver, checked_text, open_engine, take_model, take_prompt
+from .cli_model import (
+    MODEL_OPTIONS,
+    Progress,
+    boot_driver,
+    checked_text,
+    open_engine,
+    take_model,
+    take_prompt,
+)
 from .cli_output import phase_fields, result_line
 
 OPTIONS = [
@@ -42,6 +50,7 @@ def main(name, argv):
         raise UsageError(f"{name}: expected at least one --candidate")
     candidates = [checked_text(c, "--candidate") for c in values["candidate"]]
     engine = open_engine(path, values)
+    progress = Progress(engine)
     scoring = engine.score(
         prompt,
         candidates,
@@ -51,6 +60,7 @@ def main(name, argv):
     )
     while scoring.step().kind != "done":
         pass
+    progress.clear()
     timings = scoring.timings
     lines = []
     for i, (text, token_ids, score, probability) in enumerate(scoring.candidates):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
+import time
 
+import numpy as np
 import pytest
 
 from tests.conftest import reflex_command
+from tests.oracle.rewrite import rewrite
 
 
 def fields(line: str) -> dict[str, object]:
@@ -100,6 +104,21 @@ def test_a_command_without_arguments_prints_its_usage(reflex, command):
         (["generate", "--demo", "x", "--nope"], 2, r"unknown option --nope"),
         (["generate", "--demo", "x", "--device", "tpu"], 2, r"device: expected .* found 'tpu'"),
         (["generate", "--demo", "x", "--top-p", "0"], 2, r"top_p: expected"),
+        (["generate", "--demo", "x", "y"], 2, r"unexpected argument 'y'"),
+        (["generate", "--demo", "x", "--stop", ""], 2, r"--stop: expected text, found an empty string"),
+        (["generate", "--demo", "x", "--max-tokens", "3000000000"], 2, r"--max-tokens: expected N"),
+        (["generate", "--demo", "x", "--seed", "-1"], 2, r"--seed: expected N, found '-1'"),
+        (["generate", "--demo", "x", "--seed", str(1 << 64)], 2, r"--seed: expected N"),
+        (
+            ["generate", "--demo", "x", "--threads", "100000"],
+            2,
+            r"threads: expected at most \d+, found 100000",
+        ),
+        (["generate", "--demo", "x", "--isa", "sse9"], 2, r"instruction set 'sse9': expected one"),
+        (["generate", "--demo", "x", "--load-mode", "floppy"], 2, r"load_mode: expected .* found 'floppy'"),
+        (["bench", "--demo", "--cold", "0"], 2, r"--cold: expected 1 or more, found 0"),
+        (["bench", "--demo", "--lengths", "9,4000"], 2, r"--lengths: expected 1 to 2047, found 4000"),
+        (["bench", "--demo", "--ctx", "5"], 2, r"--ctx: expected 6 or more to decode in, found 5"),
         (
             ["generate", "--demo", "word " * 3000, "--ctx", "16"],
             7,
@@ -128,6 +147,62 @@ def test_argument_bytes_that_are_not_utf8_are_refused(reflex):
     assert done.returncode == 2 and b"expected valid UTF-8" in done.stderr
 
 
+def test_a_temperature_below_the_smallest_normal_number_is_greedy(reflex):
+    """It divided the logits into infinities, and the draw found no token."""
+    args = ("generate", "--demo", "Once upon a time", "--max-tokens", "6")
+    greedy = fields(reflex(*args).stdout)["token_ids"]
+    for tiny in ("1e-45", "1e-39", "1e-300"):
+        done = reflex(*args, "--temperature", tiny)
+        assert done.returncode == 0, done.stderr
+        assert fields(done.stdout)["token_ids"] == greedy
+
+
+def test_logits_that_are_not_numbers_are_the_files_fault(reflex, demo_gguf, tmp_path):
+    """They were drawn from, and the first id came out as if it had been chosen."""
+    broken = rewrite(demo_gguf, tmp_path / "nan.gguf", change={"output_norm": lambda w: w * np.nan})
+    for args in (
+        ["generate", str(broken), "x"],
+        ["generate", str(broken), "x", "--temperature", "1"],
+        ["system1", str(broken), "x", "--candidate", " a", "--candidate", " b"],
+        ["check", str(broken)],
+    ):
+        done = reflex(*args)
+        assert done.returncode == 3 and re.search(r"\[gguf\]: .*(not finite|not a number)", done.stderr), (
+            done.stderr
+        )
+        assert done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_a_prompt_wanted_from_a_closed_stdin_is_a_usage_error():
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *reflex_command(), "generate", "--demo", "-"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "expected a prompt" in done.stderr
+
+
+def test_no_tokens_have_no_time_of_the_first(reflex):
+    row = fields(reflex("generate", "--demo", "x", "--max-tokens", "0").stdout)
+    assert row["process_start_to_first_token_ms"] is None and row["token_ids"] == []
+
+
+def test_an_interrupt_while_the_command_starts_leaves_no_traceback():
+    for delay in range(0, 60, 6):
+        process = subprocess.Popen(
+            [*reflex_command(), "generate", "--demo", "Once", "--max-tokens", "100"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        time.sleep(delay / 1e3)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        # -2: before the interpreter has its own handler
+        assert process.returncode in (0, 130, -signal.SIGINT)
+        assert b"Traceback" not in said
+
+
 def test_info_tells_shape_and_verdict(reflex):
     done = reflex("info", "--demo")
     assert done.returncode == 0
@@ -154,6 +229,9 @@ def test_bench_warm_and_cold(reflex):
     assert [ln.split()[0] for ln in done.stdout.splitlines()] == ["REFLEX_BENCH_PREFILL_OK"] * 2 + [
         "REFLEX_BENCH_DECODE_OK"
     ]
+    done = reflex("bench", "--demo", "--ctx", "40", "--decode", "90", "--repeat", "1", "--json")
+    rows = [json.loads(ln) for ln in done.stdout.splitlines()]
+    assert [r.get("prompt_tokens", r.get("tokens")) for r in rows] == [1, 8, 32, 35]
     done = reflex("bench", "--demo", "--cold", "2", "--pause", "0", "--json")
     rows = [json.loads(ln) for ln in done.stdout.splitlines()]
     assert rows[-1]["event"] == "REFLEX_BENCH_COLD_OK" and rows[-1]["runs"] == 2

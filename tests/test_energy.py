@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from reflex_worker import cli_energy
+from reflex_worker import cli_doctor, cli_energy, cli_plot
 
 
 def make_package(root, name: str, micro_joules: int, span: int = 1000_000_000):
@@ -44,4 +44,49 @@ def test_energy_expects_a_command(reflex):
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has an NVIDIA driver")
 def test_hold_without_a_driver_is_a_cuda_error(reflex):
     done = reflex("hold")
-    assert done.returncode == 6 and "[cuda]: no CUDA driver here" in done.stderr
+    assert done.returncode == 6 and "[cuda]: there is no NVIDIA driver here" in done.stderr
+
+
+def test_a_floor_without_a_driver_is_a_cuda_error(reflex):
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has an NVIDIA driver")
+    done = reflex("bench", "--demo", "--floor")
+    assert done.returncode == 6 and "[cuda]: there is no NVIDIA driver here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "verdict"),
+    [
+        ("75 80 86 89 90a 100 120", 75, "machine code for 75"),
+        ("75 80 86 89 90a 100 120", 87, "machine code for 86"),
+        ("75 80 86 89 90a 100 120", 90, "machine code for 90a"),
+        ("75 80 86 89 90a 100 120", 103, "machine code for 100"),
+        ("75 80 86 89 90a 100 120", 130, "PTX of 120"),
+        ("75 80 86 89 90a 100 120", 70, "none"),
+        ("90a", 100, "none"),
+        ("80", 90, "PTX of 80"),
+        ("", 90, "none"),
+    ],
+)
+def test_which_kernel_image_a_card_runs(archs, capability, verdict):
+    assert cli_doctor.kernel_image(archs, capability).startswith(verdict)
+
+
+def test_a_cold_runs_timeline_has_a_lane_for_what_runs_beside_it():
+    line = {
+        "launch_ms": 10.0,
+        "gguf_open_ms": 1.0,
+        "model_load_ms": 180.0,
+        "tokenizer_ms": 3.0,
+        "prompt_eval_ms": 20.0,
+        "process_start_to_first_token_ms": 190.0,
+        "first_kernel_at_ms": 165.0,
+        "weights_loaded_at_ms": 185.0,
+        "device_stages_ms": {"start": 8.0, "driver": 10.0, "init": 100.0, "context": 155.0, "ring": 158.0},
+    }
+    drawn = {what: (lane, begin, end) for lane, what, begin, end in cli_plot.spans(line)}
+    assert drawn["init"] == ("driver", 10.0, 100.0)
+    assert drawn["upload"] == ("weights", 155.0, 185.0)
+    assert drawn["prompt and head"] == ("prompt", 165.0, 190.0)
+    on_cpu = {**line, "device_stages_ms": {}, "first_kernel_at_ms": 0.0, "weights_loaded_at_ms": 0.0}
+    assert {lane for lane, *_ in cli_plot.spans(on_cpu)} == {"process", "tokenizer", "prompt"}

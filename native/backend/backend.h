@@ -420,6 +420,12 @@ std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string& isa = 
 std::unique_ptr<Backend> make_cuda_backend(int device_index);
 /// Whether the core was built with CUDA, and how many devices there are (0 without a driver).
 bool cuda_built();
+/// Architectures that this build's kernels have machine code for, e.g. "75 80 90a" (the last has PTX too),
+/// and the version of the nvcc that made them; empty without CUDA.
+struct CudaImages {
+  std::string archs, nvcc;
+};
+CudaImages cuda_images();
 int cuda_device_count();
 
 }  // namespace reflex

@@ -4,6 +4,7 @@
 namespace reflex {
 
 bool cuda_built() { return false; }
+CudaImages cuda_images() { return {}; }
 int cuda_device_count() { return 0; }
 
 std::unique_ptr<Backend> make_cuda_backend(int) {

@@ -429,6 +429,16 @@ NB_MODULE(_native, m) {
         return adopt_boot(boot);
       },
       "capsule"_a, "Use the driver that _boot.start() is starting; False where it is of another version.");
+  m.def(
+      "build_facts",
+      [] {
+        const BuildFacts f = build_facts();
+        nb::dict d;
+        d["cuda_archs"] = f.cuda_archs;
+        d["nvcc"] = f.nvcc;
+        return d;
+      },
+      "Architectures that the CUDA kernels were compiled for, and by which nvcc; empty without CUDA.");
   m.def("now_ms", &now_ms, "Milliseconds on CLOCK_BOOTTIME.");
   m.def("process_start_ms", &process_start_ms,
         "When the kernel started this process, on the clock of now_ms().");

@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include "boot/boot.h"
+#include "boot/floor.h"
 
 namespace {
 
@@ -39,6 +40,28 @@ PyObject* init_only(PyObject*, PyObject*) {
   return PyLong_FromLong(n);
 }
 
+PyObject* floor_of(PyObject*, PyObject* args) {
+  PyObject* path = nullptr;
+  int threads = 0;
+  if (!PyArg_ParseTuple(args, "O&i:floor", PyUnicode_FSConverter, &path, &threads)) return nullptr;
+  char message[512] = "";
+  reflex::BootFloor floor;
+  bool ok;
+  const char* name = PyBytes_AsString(path);
+  Py_BEGIN_ALLOW_THREADS;
+  reflex::BootOptions options;
+  options.set_environment = true;
+  ok = reflex::boot_floor(reflex::boot_start(options), name, threads, floor, message, sizeof message);
+  Py_END_ALLOW_THREADS;
+  Py_DECREF(path);
+  if (!ok) {
+    PyErr_SetString(PyExc_RuntimeError, message);
+    return nullptr;
+  }
+  return Py_BuildValue("{s:d,s:d,s:d,s:n}", "init_ms", floor.init, "context_ms", floor.context, "bytes_ms",
+                       floor.bytes, "file_bytes", static_cast<Py_ssize_t>(floor.file_bytes));
+}
+
 PyCFunction as_function(PyObject* (*f)(PyObject*, PyObject*, PyObject*)) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
 }
@@ -50,6 +73,9 @@ PyMethodDef methods[] = {
     {"init_only", init_only, METH_NOARGS,
      "init_only(): load the driver and cuInit, no context; the number of devices. RuntimeError says why "
      "not."},
+    {"floor", floor_of, METH_VARARGS,
+     "floor(path, threads): the driver started, and every byte of the file copied to the card; when each was "
+     "done,\nin milliseconds since the driver's start. RuntimeError says why not."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module{PyModuleDef_HEAD_INIT,

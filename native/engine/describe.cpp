@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 
+#include "backend/backend.h"
 #include "engine/engine_impl.h"
 
 namespace reflex {
@@ -155,6 +156,11 @@ std::optional<MetadataArray> read_metadata_array(const std::string& path, const 
   std::vector<int64_t> numbers;
   for (uint64_t i = 0; i < array->count; ++i) numbers.push_back(array->as_int(i));
   return numbers;
+}
+
+BuildFacts build_facts() {
+  const CudaImages images = cuda_images();
+  return {images.archs, images.nvcc};
 }
 
 }  // namespace reflex

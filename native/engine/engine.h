@@ -46,6 +46,13 @@ struct Phases {
   std::vector<std::pair<std::string, double>> device_stages;  ///< of the driver's start
 };
 
+/// What the core was built with; empty strings where it has no CUDA kernels.
+struct BuildFacts {
+  std::string cuda_archs;  ///< e.g. "75 80 90a": machine code for each, PTX of the last
+  std::string nvcc;        ///< e.g. "13.0.88"
+};
+BuildFacts build_facts();
+
 /// Bytes of weights on the device, of those on their way.
 struct LoadProgress {
   size_t done = 0, total = 0;

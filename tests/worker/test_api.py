@@ -68,6 +68,17 @@ def test_failures_are_reflex_errors_with_a_kind(engine, call, kind, text):
     assert e.value.kind == kind
 
 
+def test_a_mask_that_leaves_no_token_is_invalid_input_not_token_0(engine):
+    n_bytes = (engine.info["n_vocab"] + 7) // 8
+    for temperature in (0.0, 1.0):
+        generation = engine._native.generate("x", max_tokens=4, temperature=temperature)
+        generation.allow(bytes(n_bytes))
+        with pytest.raises(ReflexError, match="no token is left to choose from") as e:
+            while generation.step().kind != "done":
+                pass
+        assert e.value.kind == "invalid_input"
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ReflexError, match="none") as e:
         Engine(str(tmp_path / "none.gguf"))

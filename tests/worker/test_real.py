@@ -452,3 +452,19 @@ def test_a_constraint_that_is_wrong_is_invalid_input(worker):
     with pytest.raises(WorkerError, match="constraint") as e:
         worker.request(Request(prompt="Q:", constraint=RegexConstraint(pattern="(")), timeout=WAIT)
     assert e.value.kind == "invalid_input"
+
+
+def test_a_grammar_too_large_to_follow_is_invalid_input_in_one_short_line(worker):
+    """llguidance gave up with its whole state in the message, and as an error of no kind."""
+    pytest.importorskip("llguidance", reason="the package is optional")
+    shapes = [
+        {"type": "object", "properties": {letter * n: {"type": "string"} for letter in "abcdefghij"}}
+        for n in range(1, 200)
+    ]
+    schema = {"type": "json_schema", "schema": {"type": "array", "items": {"anyOf": shapes}}}
+    request = msgspec.convert({"prompt": "Q:", "max_tokens": 8, "constraint": schema}, Request)
+    with pytest.raises(WorkerError, match="constraint") as e:
+        worker.request(request, timeout=WAIT)
+    assert e.value.kind == "invalid_input"
+    assert "\n" not in str(e.value) and len(str(e.value)) < 500
+    assert worker.generate("The sky is", max_tokens=1, timeout=WAIT).token_ids

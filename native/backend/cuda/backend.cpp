@@ -76,6 +76,8 @@ class CudaBackend final : public Backend {
 
 bool cuda_built() { return true; }
 
+CudaImages cuda_images() { return {cuda::kImageArchs, cuda::kNvccVersion}; }
+
 int cuda_device_count() {
   reflex_boot* boot = boot_current();
   if (!boot) boot = boot_start({});
