@@ -350,6 +350,6 @@ TEST(cpu_refuses_passes_that_do_not_fit) {
 }
 
 TEST(cpu_unknown_instruction_set_is_unsupported) {
-  CHECK_THROWS(ErrorKind::unsupported, make_cpu_backend(1, "avx9"));
+  CHECK_THROWS(ErrorKind::invalid_input, make_cpu_backend(1, "avx9"));
   CHECK_THROWS(ErrorKind::invalid_input, make_cpu_backend(-1));
 }
