@@ -130,8 +130,7 @@ class Engine:
     def warm_up(self) -> None: ...
 
 def gguf_info(path: str) -> dict[str, Any]:
-    """Metadata, tensor types and whether Reflex will run the file, without loading it. Where runs holds but
-    tokenizer_known does not, text needs the fallback: api.describe has the last word."""
+    """Metadata, tensor types and whether Reflex will run the file, without loading it."""
 
 def gguf_array(path: str, key: str) -> list[bytes] | list[int] | None:
     """A metadata array: strings as bytes, or whole numbers. None when there is no such key."""

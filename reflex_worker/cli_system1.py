@@ -12,7 +12,6 @@ from .cli_model import (
     open_engine,
     take_model,
     take_prompt,
-    with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
 
@@ -52,16 +51,12 @@ def main(name, argv):
     candidates = [checked_text(c, "--candidate") for c in values["candidate"]]
     engine = open_engine(path, values)
     progress = Progress(engine)
-    scoring = with_tokenizer(
-        engine,
-        path,
-        lambda e: e.score(
-            prompt,
-            candidates,
-            parse_special=not values["no_special"],
-            score=values["score"],
-            temperature=values["temperature"],
-        ),
+    scoring = engine.score(
+        prompt,
+        candidates,
+        parse_special=not values["no_special"],
+        score=values["score"],
+        temperature=values["temperature"],
     )
     while scoring.step().kind != "done":
         pass
