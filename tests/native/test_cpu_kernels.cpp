@@ -113,3 +113,24 @@ TEST(cpu_products_stay_inside_their_buffers) {
           }
     }
 }
+
+// Four super-blocks are decoded together and sixteen rows folded together: every remainder of both, and as
+// many rows of x as share a decoded weight.
+TEST(cpu_products_of_super_blocks_of_every_count) {
+  for (const cpu::Kernels* k : cpu::usable_kernels())
+    for (const char* name : {"Q4_K", "Q5_K", "Q6_K"}) {
+      const TypeInfo* type = nullptr;
+      for (uint32_t id = 0; id < 64; ++id)
+        if (const TypeInfo* t = find_type(id); t && std::strcmp(t->name, name) == 0) type = t;
+      for (int32_t blocks = 1; blocks <= 9; ++blocks)
+        for (int32_t rows = 1; rows <= 4; ++rows) {
+          Sums sums;
+          for (uint32_t draw = 0; draw < 3; ++draw)
+            product_error(*k, *type, 256 * blocks, 35, rows, false, draw, sums);
+          const double e = sums.error / sums.energy;
+          if (!(e <= kFastError))
+            std::fprintf(stderr, "%s %s %d blocks, %d rows: error %.3g\n", k->name, name, blocks, rows, e);
+          CHECK(e <= kFastError);
+        }
+    }
+}

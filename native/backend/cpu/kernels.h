@@ -12,12 +12,13 @@ namespace reflex::cpu {
 
 /// How activations are laid out for a matmul.
 enum class Form : uint8_t {
-  row_f32,   ///< (R, n_in) f32, few rows
-  tile_f32,  ///< tiles of rows side by side, f32, many rows
-  row_i8,    ///< (R) rows of int8 with a scale per 32, few rows
-  tile_i8,   ///< tiles of rows side by side, int8
+  row_f32,    ///< (R, n_in) f32, few rows
+  tile_f32,   ///< tiles of rows side by side, f32, many rows
+  row_i8,     ///< (R) rows of int8 with a scale per 32, few rows
+  tile_i8,    ///< tiles of rows side by side, int8
+  row_super,  ///< row_i8 in the order of 256-value super-blocks
 };
-inline constexpr int kForms = 4;
+inline constexpr int kForms = 5;
 
 /// y[r * ldy + j - begin] = W[j] . x[r] for j in [begin, end), r in [0, R).
 struct MatmulArgs {

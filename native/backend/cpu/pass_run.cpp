@@ -18,7 +18,8 @@ PassRun::PassRun(CpuProgram& program, CpuState& state, const Pass& pass, const V
       list_(list),
       n_rows_(static_cast<int32_t>(pass.tokens.size())),
       n_outputs_(static_cast<int32_t>(pass.outputs.size())),
-      counters_(new Counter[list.steps.size() * kCountersPerStep + 1]) {
+      counters_(new Counter[list.steps.size() * kCountersPerStep + 1]),
+      parts_(new Part[2 * static_cast<size_t>(program.pool_->size())]) {
   reserve();
 }
 
@@ -116,6 +117,7 @@ void PassRun::thread_main(int t) {
   Counter* counter = counters_.get();
   compute_ropes(*counter++);
   for (const Step& s : list_.steps) {
+    parts_of(counter + kCountersPerStep)[t].taken.store(0, std::memory_order_relaxed);
     std::visit([&](const auto& x) { step(x, counter, t); }, s);
     program_.pool_->barrier();
     counter += kCountersPerStep;
@@ -246,27 +248,26 @@ void PassRun::step(const MatmulStep& s, Counter* counters, int t) {
   // Pieces of all parts in one sequence, so that the parts need no barrier between them.
   int32_t total = 0;
   for (const LinearPart& p : s.parts) total += width(p.out);
-  const int32_t g = grain(total, threads);
-  struct Range {
-    int part;
-    int32_t n_out, first;
-  };
-  std::vector<Range> ranges;
+  const bool few = n <= kFewRows;
+  const int32_t g = few ? kMatvecRows : grain(total, threads);
+  std::vector<PieceRange> ranges;
   int32_t n_pieces = 0;
   for (int i = 0; i < static_cast<int>(s.parts.size()); ++i) {
     if (i == s.up) continue;
-    const int32_t n_out = width(s.parts[static_cast<size_t>(i)].out);
-    ranges.push_back({i, n_out, n_pieces});
+    const int32_t n_out = width(s.parts[static_cast<size_t>(i)].out), first = n_pieces;
     n_pieces += pieces(n_out, g);
+    ranges.push_back({i, n_out, first, n_pieces});
   }
-  share(counters[1], n_pieces, 1, [&](int32_t piece, int32_t) {
-    size_t k = 0;
-    while (k + 1 < ranges.size() && piece >= ranges[k + 1].first) ++k;
-    const int32_t begin = (piece - ranges[k].first) * g, end = std::min(begin + g, ranges[k].n_out);
-    if (ranges[k].part == s.gate)
-      pair_chunk(s, begin, end, t);
-    else
-      matmul_chunk(s, ranges[k].part, begin, end, t);
+  stream(counters, n_pieces, few ? kMatmulRows / kMatvecRows : 1, t, [&](int32_t begin, int32_t end) {
+    for (const PieceRange& r : ranges) {
+      const int32_t from = std::max(begin, r.first), to = std::min(end, r.end);
+      if (from >= to) continue;
+      const int32_t row = (from - r.first) * g, row_end = std::min((to - r.first) * g, r.n_out);
+      if (r.part == s.gate)
+        pair_chunk(s, row, row_end, t);
+      else
+        matmul_chunk(s, r.part, row, row_end, t);
+    }
   });
 }
 
@@ -415,16 +416,20 @@ void PassRun::step(const HeadStep& s, Counter* counters, int t) {
   program_.pool_->barrier();
   if (gather) return head_gather(s, counters[1], t);
   const int32_t vocab = program_.plan_.n_vocab;
-  share(counters[1], vocab, kMatmulRows, [&](int32_t begin, int32_t end) {
-    MatmulArgs a = matmul_args(s.weight, n_outputs_, form, t);
-    a.y = reinterpret_cast<float*>(program_.logits_.data()) + begin;
-    a.ldy = static_cast<size_t>(vocab);
-    kernels_.matmul(a, begin, end);
-    for (int32_t o = 0; o < n_outputs_ && s.bias; ++o) {
-      float* y = a.y + static_cast<size_t>(o) * a.ldy;
-      kernels_.add(y, s.bias + begin, end - begin, y);
-    }
-  });
+  const bool few = n_outputs_ <= kFewRows;
+  const int32_t g = few ? kMatvecRows : kMatmulRows;
+  stream(counters, pieces(vocab, g), few ? kMatmulRows / kMatvecRows : 1, t,
+         [&](int32_t first, int32_t last) {
+           const int32_t begin = first * g, end = std::min(last * g, vocab);
+           MatmulArgs a = matmul_args(s.weight, n_outputs_, form, t);
+           a.y = reinterpret_cast<float*>(program_.logits_.data()) + begin;
+           a.ldy = static_cast<size_t>(vocab);
+           kernels_.matmul(a, begin, end);
+           for (int32_t o = 0; o < n_outputs_ && s.bias; ++o) {
+             float* y = a.y + static_cast<size_t>(o) * a.ldy;
+             kernels_.add(y, s.bias + begin, end - begin, y);
+           }
+         });
 }
 
 // Single rows of the head, each against the output row that asks for it.

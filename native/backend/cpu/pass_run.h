@@ -14,6 +14,8 @@ inline constexpr int kCountersPerStep = 5;      ///< phases of the longest step,
 inline constexpr int32_t kAttentionRows = 32;   ///< query rows of one attention task
 inline constexpr int32_t kPartSlots = 128;      ///< slots of one part of a long context
 inline constexpr int32_t kMatmulRows = 48;      ///< most weight rows of one piece
+inline constexpr int32_t kFewRows = 4;          ///< up to which a product is a stream over its weights
+inline constexpr int32_t kMatvecRows = 16;      ///< weight rows of a piece of such a product
 inline constexpr int32_t kMatmulUnit = 12;      ///< a piece is a multiple: the kernels' groups divide it
 inline constexpr int32_t kPiecesPerThread = 8;  ///< aimed at, so that uneven threads even out
 inline constexpr size_t kLine = 64;
@@ -47,6 +49,11 @@ class PassRun {
   /// Work of one phase, handed out piece by piece.
   struct alignas(64) Counter {
     std::atomic<int32_t> next{0};
+  };
+  /// What is left of a thread's own part of a phase: pieces taken from its front, by itself, and from its
+  /// back, by others who have done theirs.
+  struct alignas(64) Part {
+    std::atomic<uint64_t> taken{0};  ///< front, and back in the high half
   };
   /// Which experts each row of a Moe step goes to, then the same by expert. Reused by each.
   struct Routing {
@@ -84,6 +91,11 @@ class PassRun {
   void step(const HeadStep& s, Counter* counters, int t);
 
   void prepare(ValueId in, const Norm& norm, const bool (&forms)[kForms], Counter& counter, int t);
+  /// A part of a step's weight rows: pieces of its own numbers follow one another over all parts.
+  struct PieceRange {
+    int part;
+    int32_t n_out, first, end;  ///< pieces [first, end)
+  };
   void matmul_chunk(const MatmulStep& s, int part, int32_t begin, int32_t end, int t);
   void pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t);
   void head_gather(const HeadStep& s, Counter& counter, int t);
@@ -130,6 +142,38 @@ class PassRun {
     }
   }
 
+  /// The same for pieces [0, n) that lie one after another in memory: each thread has a part of its own and
+  /// walks it in order, f(begin, end) taking `most` pieces at once while many are left. A stream that jumps
+  /// back and forth with another thread's is a third slower.
+  template <class F>
+  void stream(const Counter* counters, int32_t n, int32_t most, int t, F f) {
+    const int threads = program_.pool_->size();
+    Part* parts = parts_of(counters);
+    for (int k = 0; k < threads; ++k) {
+      const int owner = (t + k) % threads;
+      const auto border = [&](int i) { return static_cast<int32_t>(int64_t{n} * i / threads); };
+      const int32_t first = border(owner), size = border(owner + 1) - first;
+      std::atomic<uint64_t>& taken = parts[owner].taken;
+      for (uint64_t old = taken.load(std::memory_order_relaxed);;) {
+        const auto front = static_cast<int32_t>(old), back = static_cast<int32_t>(old >> 32);
+        const int32_t left = size - front - back;
+        if (left <= 0) break;
+        const int32_t some = k == 0 ? std::clamp(left / 4, 1, most) : 1;
+        const uint64_t step = k == 0 ? static_cast<uint64_t>(some) : uint64_t{1} << 32;
+        if (!taken.compare_exchange_weak(old, old + step, std::memory_order_relaxed)) continue;
+        const int32_t begin = first + (k == 0 ? front : size - back - 1);
+        f(begin, begin + some);
+        old = taken.load(std::memory_order_relaxed);
+      }
+    }
+  }
+  /// The parts of the step whose counters these are. Only two steps' are ever in use: a thread that has
+  /// come to a step makes its part ready for the next.
+  Part* parts_of(const Counter* counters) const {
+    const auto step = static_cast<size_t>(counters - counters_.get()) / kCountersPerStep;
+    return parts_.get() + step % 2 * static_cast<size_t>(program_.pool_->size());
+  }
+
   float* value(ValueId v) const;
   int32_t width(ValueId v) const { return program_.plan_.values[static_cast<size_t>(v)].width; }
   Rows rows_kind(ValueId v) const { return program_.plan_.values[static_cast<size_t>(v)].rows; }
@@ -152,6 +196,7 @@ class PassRun {
   size_t scratch_stride_ = 0;
   std::vector<size_t> rope_at_;  // floats into rope_, per RopeSpec
   std::unique_ptr<Counter[]> counters_;
+  std::unique_ptr<Part[]> parts_;  ///< (2, threads)
   Routing routing_;
 };
 

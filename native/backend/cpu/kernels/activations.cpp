@@ -1,5 +1,7 @@
 #include "backend/cpu/kernels/activations.h"
 
+#include "backend/cpu/kernels/super_rows.h"
+
 REFLEX_ISA_BEGIN
 
 namespace {
@@ -42,6 +44,62 @@ void prepare_row_i8(const float* x, int32_t n, uint8_t* record) {
     for (int i = 0; i < kQuantBlock; ++i) q[b * kQuantBlock + i] = block[i];
   }
 }
+
+#if defined(__AVX512VNNI__)
+
+/// Sixteen sums of 16 values each, in natural order, of 256 in natural order.
+__m512i sums_of_16(const __m512i (&v)[4]) {
+  __m512i s[4];
+  for (int c = 0; c < 4; ++c) s[c] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), v[c]);
+  const auto pair32 = [](__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  };
+  const __m512i a = pair32(s[0], s[1]), b = pair32(s[2], s[3]);
+  // Lane 4 j + c holds the sum of block j of vector c.
+  const __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+  return _mm512_permutexvar_epi32(_mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0),
+                                  all);
+}
+
+void prepare_super(const float* x, int32_t n, uint8_t* record) {
+  const SuperLayout at(n);
+  const auto floats = [&](size_t part, int32_t i) { return reinterpret_cast<float*>(record + part) + i; };
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  for (int32_t i = 0; i < n; i += kSuperBlock) {
+    alignas(64) int8_t q[kSuperBlock];
+    alignas(32) float scale[8];
+    for (int b = 0; b < 8; ++b) scale[b] = quantize_block(x + i + 32 * b, q + 32 * b);
+    __m512i v[4];
+    for (int c = 0; c < 4; ++c) v[c] = _mm512_load_si512(q + 64 * c);
+
+    uint8_t* pairs = record + i;
+    for (int g = 0; g < 16; ++g) memcpy(pairs + g % 4 * 64 + g / 4 * 16, q + 16 * g, 16);
+    uint8_t* quarters = record + at.quarters + i;
+    _mm512_store_si512(quarters, _mm512_unpacklo_epi32(v[0], v[2]));
+    _mm512_store_si512(quarters + 64, _mm512_unpackhi_epi32(v[0], v[2]));
+    _mm512_store_si512(quarters + 128, _mm512_unpacklo_epi32(v[1], v[3]));
+    _mm512_store_si512(quarters + 192, _mm512_unpackhi_epi32(v[1], v[3]));
+
+    const __m256 s = _mm256_load_ps(scale);
+    const __m512 twice = _mm512_permutexvar_ps(_mm512_srli_epi32(lane, 1), _mm512_castps256_ps512(s));
+    const __m512i sum16 = sums_of_16(v);
+    const __m512i sum32 = _mm512_add_epi32(sum16, _mm512_shuffle_epi32(sum16, (_MM_PERM_ENUM)0xB1));
+    const __m512 total32 = twice * _mm512_cvtepi32_ps(sum32);
+    const __m256 sixteenth = _mm256_set_ps(0.0625f, 1, 0.0625f, 1, 0.0625f, 1, 0.0625f, 1);
+    _mm256_storeu_ps(floats(at.scale, i / 32), s);
+    _mm256_storeu_ps(floats(at.shifted, i / 32), s * sixteenth);
+    _mm512_storeu_ps(floats(at.scale16, i / 16), twice);
+    _mm512_storeu_ps(floats(at.total16, i / 16), twice * _mm512_cvtepi32_ps(sum16));
+    _mm256_storeu_ps(floats(at.total32, i / 32),
+                     _mm512_castps512_ps256(_mm512_permutexvar_ps(_mm512_slli_epi32(lane, 1), total32)));
+  }
+}
+
+#else
+
+void prepare_super(const float*, int32_t, uint8_t*) {}  // choose_form() asks for none
+
+#endif
 
 // One row's lanes of a tile: q and scale of lane `first` and the L - 1 after it.
 template <int L>
@@ -129,6 +187,8 @@ size_t act_bytes(Form form, int32_t n_in, int32_t n_rows) {
       return n * rows * sizeof(float);
     case Form::row_i8:
       return RowLayout(n_in).stride * rows;
+    case Form::row_super:
+      return SuperLayout(n_in).stride * rows;
     default:
       return tile_stride(form, n_in) * tiles;
   }
@@ -150,6 +210,9 @@ void prepare(Form form, const float* x, size_t ldx, int32_t n_in, int32_t n_rows
       case Form::row_i8:
         prepare_row_i8(x, n_in, act + at * RowLayout(n_in).stride);
         break;
+      case Form::row_super:
+        prepare_super(x, n_in, act + at * SuperLayout(n_in).stride);
+        break;
       case Form::tile_i8:
         prepare_tile_i8(x, ldx, n_in, rows, act + at / W * tile_stride(form, n_in));
         break;
@@ -162,8 +225,9 @@ void prepare(Form form, const float* x, size_t ldx, int32_t n_in, int32_t n_rows
 }
 
 const uint8_t* act_row(Form form, const uint8_t* act, int32_t n_in, int32_t r) {
-  const size_t stride =
-      form == Form::row_i8 ? RowLayout(n_in).stride : static_cast<size_t>(n_in) * sizeof(float);
+  const size_t stride = form == Form::row_i8      ? RowLayout(n_in).stride
+                        : form == Form::row_super ? SuperLayout(n_in).stride
+                                                  : static_cast<size_t>(n_in) * sizeof(float);
   return act + static_cast<size_t>(r) * stride;
 }
 

@@ -8,13 +8,11 @@
 #include "backend/cpu/kernels/activations.h"
 #include "backend/cpu/kernels/packed_avx512.h"
 #include "backend/cpu/kernels/products.h"
+#include "backend/cpu/kernels/stream.h"
 
 REFLEX_ISA_BEGIN
 
 namespace {
-
-/// Bytes ahead of the row in work that are asked of memory: about two microseconds of stream.
-constexpr size_t kAhead = 4096;
 
 #if defined(__AVX512VNNI__)
 
@@ -115,14 +113,12 @@ inline __attribute__((always_inline)) void dot_group(const S& s, int32_t n, cons
   }
 }
 
-/// y[r * ldy] for R rows. `bytes` of the weight row are followed by the rows that this thread reads next.
+/// W partial sums for each of R rows, at y + r * W * W. `bytes` of the weight row are followed by the rows
+/// that this thread reads next.
 template <class S, int R>
-void dot_source(S s, int32_t n, const uint8_t* records, const uint8_t* ahead, size_t bytes, float* y,
-                size_t ldy) {
+inline __attribute__((always_inline)) void dot_source(S s, int32_t n, const Records<R>& in,
+                                                      const uint8_t* ahead, size_t step, float* y) {
   constexpr int kValues = 16 * S::kBlock;  // of a group
-  const RowLayout at(n);
-  const Records<R> in(records, at, S::kBlock);
-  const size_t step = bytes * kValues / static_cast<size_t>(n);
   Sums<R> sums;
   int32_t g = 0;
   for (; n >= kValues; n -= kValues, ++g, ahead += step, s.next())
@@ -132,23 +128,46 @@ void dot_source(S s, int32_t n, const uint8_t* records, const uint8_t* ahead, si
   for (int r = 0; r < R; ++r) {
     __m512 t = sums.dot[r][0];
     if (R == 1) t = t + sums.dot[r][Sums<R>::kSplit - 1];
-    y[static_cast<size_t>(r) * ldy] = sum(t + sums.rest[r]);
+    store(y + r * W * W, t + sums.rest[r]);
   }
 }
 
-template <class S>
-void dot_rows(const S& s, const MatmulArgs& a, const uint8_t* ahead, size_t bytes, float* y) {
+template <class S, int R>
+void source_rows(const MatmulArgs& a, int32_t begin, int32_t end) {
+  const Records<R> in(a.act, RowLayout(a.n_in), S::kBlock);
+  const size_t step = a.row_bytes * 16 * S::kBlock / static_cast<size_t>(a.n_in);  // bytes of a group
+  stream_rows<R>(
+      a, begin, end, [&](const uint8_t* w, float* y) __attribute__((always_inline)) {
+        dot_source<S, R>(S(w), a.n_in, in, w + kAhead, step, y);
+      });
+}
+
+/// One unpacked row.
+template <class S, int R>
+void dot_rows(const S& s, const MatmulArgs& a, float* y) {
+  alignas(64) float sums[R][W * W];
+  dot_source<S, R>(s, a.n_in, Records<R>(a.act, RowLayout(a.n_in), S::kBlock), s.q, 0, sums[0]);
+  for (int r = 0; r < R; ++r) y[static_cast<size_t>(r) * a.ldy] = sum(load(sums[r]));
+}
+
+/// Calls use.template operator()<R>() for the number of activation rows.
+template <class Use>
+void with_rows(const MatmulArgs& a, Use use) {
   static_assert(kMaxRowsI8 == 4);
-  const auto run = a.n_rows == 1   ? dot_source<S, 1>
-                   : a.n_rows == 2 ? dot_source<S, 2>
-                   : a.n_rows == 3 ? dot_source<S, 3>
-                                   : dot_source<S, 4>;
-  run(s, a.n_in, a.act, ahead, bytes, y, a.ldy);
+  if (a.n_rows == 1)
+    use.template operator()<1>();
+  else if (a.n_rows == 2)
+    use.template operator()<2>();
+  else if (a.n_rows == 3)
+    use.template operator()<3>();
+  else
+    use.template operator()<4>();
 }
 
 template <int BLOCK, bool MIN>
 void dot_unpacked(const MatmulArgs& a, const Unpacked& u, float* y) {
-  dot_rows(SourceUnpacked<BLOCK, MIN>(u), a, u.q, 0, y);
+  with_rows(a,
+            [&]<int R>() { dot_rows<SourceUnpacked<BLOCK, MIN>, R>(SourceUnpacked<BLOCK, MIN>(u), a, y); });
 }
 
 #else
@@ -184,25 +203,20 @@ void dot_any(const MatmulArgs& a, const UnpackInfo& type, const Unpacked& u, flo
   run(a, u, y);
 }
 
-void prefetch_row(const uint8_t* w, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(w + kAhead + i, 0, 3);
-}
-
 }  // namespace
 
 void matvec_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32_t end) {
-  const auto row = [&](int32_t j) { return a.w + static_cast<size_t>(j) * a.row_bytes; };
 #if defined(__AVX512VNNI__)
-  if (with_source(a.type, [&]<class S>() {
-        for (int32_t j = begin; j < end; ++j)
-          dot_rows(S(row(j)), a, row(j) + kAhead, a.row_bytes, a.y + (j - begin));
-      }))
+  if (with_source(a.type,
+                  [&]<class S>() { with_rows(a, [&]<int R>() { source_rows<S, R>(a, begin, end); }); }))
     return;
 #endif
   const ScratchI8 s = cut_scratch(a.scratch, a.n_in, a.n_rows);
   for (int32_t j = begin; j < end; ++j) {
-    prefetch_row(row(j), a.row_bytes);
-    type.row(row(j), a.n_in, s.u.q, s.u.scale, s.u.min);
+    const uint8_t* w = a.w + static_cast<size_t>(j) * a.row_bytes;
+    touch_pages(w, a.row_bytes);
+    for (size_t i = 0; i < a.row_bytes; i += 64) __builtin_prefetch(w + kAhead + i, 0, 3);
+    type.row(w, a.n_in, s.u.q, s.u.scale, s.u.min);
     dot_any(a, type, s.u, a.y + (j - begin));
   }
 }

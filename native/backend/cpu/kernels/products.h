@@ -21,6 +21,10 @@ constexpr int32_t kMaxRowsI8 = 1;
 
 /// Up to kMaxRowsI8 activation rows, 8-bit.
 void matvec_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32_t end);
+#if defined(__AVX512VNNI__)
+/// The same for the types with super-blocks that has_super() names.
+void matvec_super(const MatmulArgs& a, int32_t begin, int32_t end);
+#endif
 /// Any number of activation rows, 8-bit.
 void matmul_tile_i8(const MatmulArgs& a, const UnpackInfo& type, int32_t begin, int32_t end);
 /// f32 activations; weights of any type.
