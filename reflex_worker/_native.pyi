@@ -130,7 +130,8 @@ class Engine:
     def warm_up(self) -> None: ...
 
 def gguf_info(path: str) -> dict[str, Any]:
-    """Metadata, tensor types and whether Reflex will run the file, without loading it."""
+    """Metadata, tensor types and whether Reflex will run the file, without loading it. Where runs holds but
+    tokenizer_known does not, text needs the fallback: api.describe has the last word."""
 
 def gguf_array(path: str, key: str) -> list[bytes] | list[int] | None:
     """A metadata array: strings as bytes, or whole numbers. None when there is no such key."""

@@ -16,7 +16,7 @@ whose pre-tokenizer the core does not know. Importing it starts nothing and sets
 from __future__ import annotations
 
 from ._native import Engine as _NativeEngine
-from ._native import ReflexError
+from ._native import ReflexError, gguf_info
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .constraint import Constrained, Grammars
     from .fallback_tokenizer import FallbackTokenizer
 
-__all__ = ["Engine", "Generation", "ReflexError", "Scoring"]
+__all__ = ["Engine", "Generation", "ReflexError", "Scoring", "describe"]
 
 
 def refuse(kind: str, message: str) -> ReflexError:
@@ -157,6 +157,25 @@ def _events(step: Callable[[], Event]) -> Iterator[Event]:
             return
 
 
+def describe(path: str) -> dict[str, Any]:
+    """What a GGUF file holds and whether it will run here, without loading it.
+
+    Facts under the names of `reflex info --json`: `runs`, and where it does not, `error_kind` and `error`,
+    those that Engine(path), or the first text given to it, would raise. Where the core does not know the
+    pre-tokenizer (`tokenizer_known` False) the fallback is tried.
+    Raises ReflexError where the file is no GGUF.
+    """
+    info = gguf_info(path)
+    if info["runs"] and not info["tokenizer_known"]:
+        from .fallback_tokenizer import FallbackTokenizer
+
+        try:
+            FallbackTokenizer(path)
+        except ReflexError as e:
+            info.update(runs=False, error_kind=e.kind, error=str(e))
+    return info
+
+
 # tokenizer.ggml.token_type values.
 _CONTROL, _USER_DEFINED = 3, 4
 
@@ -185,7 +204,7 @@ class Engine:
         load_mode: str = "",
         poll: Callable[[], None] | None = None,
     ) -> None:
-        self._native = _NativeEngine(
+        native = _NativeEngine(
             model,
             device=device,
             threads=threads,
@@ -195,6 +214,17 @@ class Engine:
             load_mode=load_mode,
             poll=poll,
         )
+        self._wrap(native, model)
+
+    @classmethod
+    def around(cls, native: _NativeEngine, model: str) -> Engine:
+        """An engine on what the core has loaded already from the file `model`."""
+        engine = cls.__new__(cls)
+        engine._wrap(native, model)
+        return engine
+
+    def _wrap(self, native: _NativeEngine, model: str) -> None:
+        self._native = native
         self._model = model
         self._fallback_tokenizer: FallbackTokenizer | None = None
         self._native_tokenizes: bool | None = None
@@ -339,9 +369,11 @@ class Engine:
         self._native.warm_up()
 
     def _fallback(self) -> FallbackTokenizer | None:
-        """The tokenizer of another package, where the core does not know this file's."""
+        """The tokenizer of another package, where the core does not know this file's pre-tokenizer. Of a
+        vocabulary that makes no sense the core tells itself, with the first text."""
         if self._native_tokenizes is None:
-            self._native_tokenizes = bool(self.info["tokenizer_known"])
+            info = self.info
+            self._native_tokenizes = bool(info["tokenizer_known"] or info["tokenizer_error"])
         if self._native_tokenizes:
             return None
         if self._fallback_tokenizer is None:

@@ -12,6 +12,7 @@ from .cli_model import (
     open_engine,
     take_model,
     take_prompt,
+    with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
 
@@ -56,21 +57,25 @@ def main(name, argv):
         raise UsageError("--stop: expected text, found an empty string")
     engine = open_engine(path, values)
     progress = Progress(engine)
-    generation = engine.generate(
-        prompt,
-        parse_special=not values["no_special"],
-        max_tokens=values["max_tokens"],
-        temperature=values["temperature"],
-        top_k=values["top_k"],
-        top_p=values["top_p"],
-        min_p=values["min_p"],
-        seed=values["seed"],
-        repetition_penalty=values["repetition_penalty"],
-        frequency_penalty=values["frequency_penalty"],
-        presence_penalty=values["presence_penalty"],
-        stop=stops,
-        ignore_eos=values["ignore_eos"],
-        logprobs=values["logprobs"],
+    generation = with_tokenizer(
+        engine,
+        path,
+        lambda e: e.generate(
+            prompt,
+            parse_special=not values["no_special"],
+            max_tokens=values["max_tokens"],
+            temperature=values["temperature"],
+            top_k=values["top_k"],
+            top_p=values["top_p"],
+            min_p=values["min_p"],
+            seed=values["seed"],
+            repetition_penalty=values["repetition_penalty"],
+            frequency_penalty=values["frequency_penalty"],
+            presence_penalty=values["presence_penalty"],
+            stop=stops,
+            ignore_eos=values["ignore_eos"],
+            logprobs=values["logprobs"],
+        ),
     )
     stream = values["stream"]
     while True:

@@ -23,7 +23,7 @@ def enough(_name):
 
 
 def main(name, argv):
-    from ._native import gguf_info
+    from .api import describe
     from .cli import write
 
     values, positional = parse(argv, OPTIONS, 1)
@@ -33,7 +33,7 @@ def main(name, argv):
         path = positional[0]
     else:
         raise UsageError(f"{name}: expected a GGUF file (or --demo)")
-    info = gguf_info(path)
+    info = describe(path)
     if values["json"]:
         if not values["metadata"]:
             info.pop("metadata")
@@ -59,7 +59,9 @@ def text(info, with_metadata):
             ("heads", f"{info['n_heads']} query, {info['n_kv_heads']} key/value, size {info['head_dim']}"),
             ("context", f"{info['n_ctx_train']} tokens"),
         ]
-    known = "" if info["tokenizer_known"] else " (not known to the native tokenizer)"
+    known = ""
+    if not info["tokenizer_known"] and not info["tokenizer_error"]:
+        known = " (not known to the native tokenizer, words split by the tokenizers package)"
     rows += [
         (
             "tokenizer",

@@ -96,6 +96,21 @@ class Progress:
             write(2, "\r\x1b[K")
 
 
+def with_tokenizer(engine, path, ask):
+    """ask(engine). Where the core does not know the file's pre-tokenizer, ask(the Python API's engine
+    around it), which has the `tokenizers` package to fall back on; imported then, never before."""
+    from ._native import ReflexError
+
+    try:
+        return ask(engine)
+    except ReflexError as e:
+        if e.kind != "tokenizer" or engine.info["tokenizer_known"] or engine.info["tokenizer_error"]:
+            raise
+    from .api import Engine
+
+    return ask(Engine.around(engine, path))
+
+
 def boot_driver(argv):
     """Start the CUDA driver in its own thread, before anything else is imported, where this machine
     has one and the command line does not say cpu. The command's first act."""

@@ -12,6 +12,7 @@ from .cli_model import (
     open_engine,
     take_model,
     take_prompt,
+    with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
 
@@ -51,12 +52,16 @@ def main(name, argv):
     candidates = [checked_text(c, "--candidate") for c in values["candidate"]]
     engine = open_engine(path, values)
     progress = Progress(engine)
-    scoring = engine.score(
-        prompt,
-        candidates,
-        parse_special=not values["no_special"],
-        score=values["score"],
-        temperature=values["temperature"],
+    scoring = with_tokenizer(
+        engine,
+        path,
+        lambda e: e.score(
+            prompt,
+            candidates,
+            parse_special=not values["no_special"],
+            score=values["score"],
+            temperature=values["temperature"],
+        ),
     )
     while scoring.step().kind != "done":
         pass

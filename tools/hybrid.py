@@ -104,14 +104,16 @@ def add_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, ol
     w.add_ssm_group_count(c.linear_num_key_heads)
     w.add_ssm_time_step_rank(c.linear_num_value_heads)
     w.add_ssm_inner_size(c.linear_value_head_dim * c.linear_num_value_heads)
-    w.add_rope_dimension_count(int(c.head_dim * c.rope_parameters["partial_rotary_factor"]))
+    n_rot = int(c.head_dim * c.rope_parameters["partial_rotary_factor"])
+    w.add_rope_dimension_count(n_rot)
     recurrent = [t == "linear_attention" for t in c.layer_types]
     if older:
         w.add_full_attention_interval(recurrent.index(False) + 1)
     else:
         w.add_array(f"{arch}.attention.recurrent_layers", recurrent + [False] * mtp)
     if arch != "qwen3next":
-        w.add_rope_dimension_sections([11, 11, 10, 0])
+        # Every third of the n_rot / 2 frequencies each, as real files have 11, 11 and 10 of 32.
+        w.add_rope_dimension_sections([*(-(-(n_rot // 2 - i) // 3) for i in range(3)), 0])
     if mtp:
         w.add_nextn_predict_layers(1)
     if arch != "qwen35":

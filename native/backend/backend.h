@@ -397,6 +397,12 @@ struct ProgramOptions {
   /// How a GPU's weights are read: "" chooses; "ring" copies the mapping through pinned memory,
   /// "map" pins the mapping itself in pieces, "direct" reads the file past the page cache.
   std::string load_mode;
+  /// When a mixture's experts come to a GPU: "eager" before the first pass is through, "lazy" as routers
+  /// choose them with the rest behind; "" or "auto" chooses by their size. The CPU's mapping is lazy anyway.
+  std::string experts;
+  /// Most bytes of a GPU that experts may take, 0: what is free. What does not fit stays with the host and
+  /// is fetched as it is chosen.
+  uint64_t expert_bytes = 0;
 };
 
 class Backend {

@@ -118,6 +118,7 @@ nb::dict info_dict(const ModelInfo& i) {
   d["tensor_types"] = types;
   d["exact"] = i.exact;
   d["tokenizer_known"] = i.tokenizer_known;
+  text("tokenizer_error", i.tokenizer_error);
   return d;
 }
 

@@ -109,6 +109,7 @@ const ModelInfo& EngineImpl::info() const {
     info_->exact = options_.exact;
     const Tokenizer* t = find_tokenizer();
     info_->tokenizer_known = t && t->pre_known();
+    if (!t) info_->tokenizer_error = tokenizer_error_->what();
   }
   return *info_;
 }
@@ -127,8 +128,10 @@ FileReport describe_file(const std::string& path) {
   r.n_tensors = static_cast<int>(file->tensors().size());
   for (const gguf::Value& v : file->metadata()) r.metadata.emplace_back(v.key, value_text(*file, v));
   try {
-    fill_config(r.info, build_model(*file).config);
+    const Model model = build_model(*file);
+    fill_config(r.info, model.config);
     r.info.n_ctx = r.info.n_ctx_train;
+    check_plan(model.plan);
   } catch (const Error& e) {
     note(e);
   }
@@ -136,8 +139,11 @@ FileReport describe_file(const std::string& path) {
     const auto t = Tokenizer::from_gguf(*file);
     r.n_tokens = t->size();
     r.info.tokenizer_known = t->pre_known();
+    if (r.info.n_vocab > 0) check_vocabulary(*t, r.info.n_vocab);
+    t->check();
   } catch (const Error& e) {
     r.info.tokenizer_known = false;
+    r.info.tokenizer_error = e.what();
     note(e);
   }
   r.runs = r.error.empty();

@@ -36,6 +36,13 @@ std::unique_ptr<Backend> open_device(const EngineOptions& o) {
 void Deadline::start() { start_ = now_ms(); }
 bool Deadline::passed() const { return timeout_ms_ && now_ms() - start_ >= *timeout_ms_; }
 
+void check_vocabulary(const Tokenizer& tokenizer, int32_t n_vocab) {
+  if (tokenizer.size() > n_vocab)
+    fail(ErrorKind::tokenizer,
+         "tokenizer.ggml.tokens: expected at most the %d rows of token_embd.weight, found %d tokens", n_vocab,
+         tokenizer.size());
+}
+
 std::unique_ptr<Engine> Engine::load(const EngineOptions& options, const std::function<void()>& poll) {
   return std::make_unique<EngineImpl>(options, poll);
 }
@@ -113,7 +120,9 @@ const Tokenizer* EngineImpl::find_tokenizer() const {
   if (tokenizer_future_.valid()) {
     try {
       tokenizer_ = tokenizer_future_.get();
+      check_vocabulary(*tokenizer_, n_vocab());
     } catch (const Error& e) {
+      tokenizer_.reset();
       tokenizer_error_ = e;
     }
   }
@@ -213,7 +222,7 @@ std::vector<float> EngineImpl::logits(const std::vector<int32_t>& ids, const std
       fail(ErrorKind::invalid_input, "outputs: expected ascending rows in [0, %d), found %d", rows.size(), o);
     wanted.push_back({o, {}});
   }
-  session_->truncate(0);
+  session_->begin();
   std::vector<float> all;
   while (session_->length() < rows.size()) {
     const int32_t n =
@@ -231,7 +240,7 @@ void EngineImpl::warm_up() {
   RowList rows;
   rows.add_chain(token);
   const OutputRow out[] = {{0, {}}};
-  session_->truncate(0);
+  session_->begin();
   session_->run(rows, 1, HeadMode::full, out);
   program_->argmax(0);
   session_->truncate(0);

@@ -65,6 +65,7 @@ struct ModelInfo {
   int n_ctx_train = 0, n_ctx = 0;
   uint64_t file_bytes = 0, n_params = 0;
   std::vector<std::pair<std::string, int>> tensor_types;  ///< type name, count
+  std::string tokenizer_error;                            ///< why there is none; "" where one was read
   bool exact = false;
   bool tokenizer_known = true;
 };

@@ -68,6 +68,9 @@ class EngineImpl final : public Engine {
   mutable std::optional<ModelInfo> info_;
 };
 
+/// Error(tokenizer) where the vocabulary has tokens that the model (n_vocab rows) does not.
+void check_vocabulary(const Tokenizer& tokenizer, int32_t n_vocab);
+
 /// A deadline that starts when the request starts to run.
 class Deadline {
  public:

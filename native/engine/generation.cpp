@@ -82,6 +82,7 @@ class GenerationImpl final : public Generation {
   Deadline deadline_;
   bool started_ = false, logits_ready_ = false, finished_ = false;
   const char* ended_by_ = nullptr;
+  int64_t turn_ = 0;  // of the session
 
   Utf8Stream utf8_;
   StopMatcher stops_;
@@ -129,9 +130,10 @@ StepEvent GenerationImpl::step() {
   if (!started_) {
     started_ = true;
     deadline_.start();
-    session_.truncate(0);
+    turn_ = session_.begin();
   }
   if (ended_by_) return done(ended_by_);
+  session_.require(turn_);
   if (deadline_.passed()) return done("timeout");
   const double t0 = now_ms();
   const bool in_prompt = session_.length() < n_prompt_;

@@ -72,6 +72,7 @@ class ScoringImpl final : public Scoring {
   std::vector<std::vector<Lookup>> lookups_;       // per candidate of the group, per token
   std::map<int32_t, std::vector<double>> values_;  // slot -> gathered logit or log-probability
   bool started_ = false, finished_ = false;
+  int64_t turn_ = 0;
   double entropy_ = 0;
   int best_ = 0;
   Timings timings_;
@@ -218,9 +219,10 @@ StepEvent ScoringImpl::step() {
   if (!started_) {
     started_ = true;
     deadline_.start();
-    session_.truncate(0);
+    turn_ = session_.begin();
   }
   if (!finished_) {
+    session_.require(turn_);
     if (deadline_.passed())
       fail(ErrorKind::cancelled, "timeout_ms: the time ran out before every candidate was scored");
     const double t0 = now_ms();

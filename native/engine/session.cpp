@@ -16,6 +16,13 @@ void RowList::add_chain(std::span<const int32_t> ids) {
   }
 }
 
+void Session::require(int64_t turn) const {
+  if (turn != turn_)
+    fail(ErrorKind::kv_cache,
+         "the request cannot go on: another one has begun on this engine since, and one at a time has a "
+         "state");
+}
+
 void Session::truncate(int32_t n) {
   if (state_ && n < state_->slots.size()) state_->truncate(n);
 }

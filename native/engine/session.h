@@ -30,6 +30,13 @@ class Session {
   explicit Session(Program& program) : program_(program) {}
   Program& program() { return program_; }
   int32_t length() const { return state_ ? state_->slots.size() : 0; }
+  /// Begin a request: forget every slot. Returns the turn that is now; those before are over.
+  int64_t begin() {
+    truncate(0);
+    return ++turn_;
+  }
+  /// Error(kv_cache) where another request has begun since this turn: its rows are gone.
+  void require(int64_t turn) const;
   /// Forget every slot at and above n.
   void truncate(int32_t n);
   /// Makes truncate(length()) possible later on where layers are recurrent.
@@ -43,6 +50,7 @@ class Session {
  private:
   Program& program_;
   std::unique_ptr<State> state_;
+  int64_t turn_ = 0;
   std::vector<int32_t> out_rows_, gather_ids_, gather_begin_;
 };
 

@@ -60,7 +60,8 @@ ValueId mla_block(Builder& b, const Mla& l, int32_t i, ValueId h, bool last, con
   op.kv = b.linear(h, b.matrix(t("attn_kv_a_mqa.weight"), c.n_embd, l.n_latent + l.rope_dim));
   op.norm = b.vector(t("attn_kv_a_norm.weight"), l.n_latent);
   op.eps = kLatentEps;
-  if (b.has(t("attn_kv_b.weight"))) {
+  // Older files have the two in one; a file with none of them is told of the one.
+  if (b.has(t("attn_kv_b.weight")) || (!b.has(t("attn_k_b.weight")) && !b.has(t("attn_v_b.weight")))) {
     op.kv_b = b.matrix(t("attn_kv_b.weight"), l.n_latent,
                        static_cast<int64_t>(c.n_heads) * (l.nope_dim + l.v_head_dim));
   } else {

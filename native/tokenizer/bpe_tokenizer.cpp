@@ -88,6 +88,18 @@ class Merges {
     if (!cache_) throw std::bad_alloc();
   }
 
+  /// Error(tokenizer) where two tokens merge into what is none.
+  void check() {
+    list_.each([this](int32_t rank, std::string_view merge) {
+      const size_t space = merge.find(' ');
+      if (space == std::string_view::npos) return;
+      const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
+      if (vocabulary_.find(left) < 0 || vocabulary_.find(right) < 0) return;  // no text comes to it
+      joined_.assign(left).append(right);
+      token_of(rank);
+    });
+  }
+
   PairMerge find(int32_t left, int32_t right) {
     const uint64_t key = (static_cast<uint64_t>(left) + 1) << 32 | static_cast<uint32_t>(right);
     Entry& entry = cache_[(key * 0x9E3779B97F4A7C15ull) >> (64 - kCacheBits)];
@@ -160,6 +172,7 @@ class BpeTokenizer final : public BaseTokenizer {
   std::string_view model() const override { return "gpt2"; }
   std::string_view pre() const override { return pre_name_; }
   bool pre_known() const override { return pre_ != nullptr; }
+  void check() const override { merges_.check(); }
 
  protected:
   void encode_plain(std::string_view text, size_t begin, size_t end,

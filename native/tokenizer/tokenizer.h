@@ -49,6 +49,10 @@ class Tokenizer {
   virtual void encode(std::string_view text, const EncodeOptions& options,
                       std::vector<int32_t>& ids) const = 0;
 
+  /// What encode() looks at text by text, looked at now: Error(tokenizer) where the vocabulary contradicts
+  /// itself. Walks all of it: for reports, never on the way to a token.
+  virtual void check() const {}
+
   /// The raw bytes that a token stands for (bytes of an unfinished character included).
   /// A control token's bytes are its spelling. id must be in [0, size()).
   virtual std::string_view bytes(int32_t id) const = 0;

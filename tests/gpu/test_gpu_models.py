@@ -1,4 +1,4 @@
-"""Engines on the GPU: the dense fixtures' logits against transformers in float32, greedy tokens and system1
+"""Engines on the GPU: the fixtures' logits against transformers in float32, greedy tokens and system1
 against the CPU's exact mode, to the gates of design.md."""
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from ..oracle.references import (
     EXACT_MAX_DIFF,
     EXACT_MEAN_KL,
     HYBRIDS,
-    MIXTURES,
     NAMES,
     fixture_path,
     load,
@@ -24,7 +23,9 @@ from ..oracle.test_logits import fast_rms_bound
 
 pytestmark = pytest.mark.gpu
 
-DENSE = [n for n in NAMES if n not in MIXTURES and n not in HYBRIDS]
+# Latent attention does not run there yet.
+WAITING = ("deepseek2", "deepseek3", "deepseek4", "qwen4")
+RUN = [n for n in NAMES if n not in HYBRIDS and not n.startswith(WAITING)]
 LENGTHS = (1, 2, 7, 31, 33, 64, 65, 130)
 
 
@@ -37,7 +38,7 @@ def rows(e: Engine, ids: list[int], wanted: list[int], chunk: int = 0) -> np.nda
     return np.array(e.logits(ids, wanted, chunk=chunk), np.float64)
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", RUN)
 def test_exact_logits(name: str) -> None:
     ref = load(name)
     worst = kl = 0.0
@@ -53,7 +54,7 @@ def test_exact_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [0, 1])
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", RUN)
 def test_fast_logits_are_no_worse_than_llama_cpp(name: str, chunk: int) -> None:
     ref = load(name)
     found = rows(engine(name, exact=False), ref.ids, ref.rows, chunk)
@@ -62,7 +63,7 @@ def test_fast_logits_are_no_worse_than_llama_cpp(name: str, chunk: int) -> None:
     assert rms <= fast_rms_bound(name)
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", RUN)
 def test_greedy_tokens_of_exact_mode_are_the_cpus(name: str) -> None:
     ids = load(name).ids[:20]
     tokens = []
@@ -88,11 +89,11 @@ def test_system1_is_the_cpus(score: str, exact: bool) -> None:
     assert np.abs(np.subtract(*results)).max() <= (1e-3 if exact else 0.2)
 
 
-def test_a_mixture_is_refused_by_name_not_run_wrong() -> None:
+def test_what_does_not_run_is_refused_by_name_not_run_wrong() -> None:
     from reflex_worker._native import ReflexError
 
     with pytest.raises(ReflexError, match="does not run on CUDA yet") as e:
-        Engine(str(fixture_path("qwen3moe")), device="cuda")
+        Engine(str(fixture_path("deepseek2-lite")), device="cuda")
     assert e.value.kind == "unsupported"
 
 

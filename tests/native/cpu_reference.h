@@ -268,6 +268,18 @@ class Evaluator {
     value(o.out) = out;
   }
 
+  void eval(const reflex::HeadSlice& o) {
+    const auto heads = static_cast<size_t>(o.n_heads), count = static_cast<size_t>(o.count);
+    Matrix out;
+    for (const std::vector<double>& x : value(o.in)) {
+      const size_t stride = x.size() / heads;
+      std::vector<double>& y = out.emplace_back();
+      for (size_t h = 0; h < heads; ++h)
+        for (size_t i = 0; i < count; ++i) y.push_back(x[h * stride + static_cast<size_t>(o.begin) + i]);
+    }
+    value(o.out) = out;
+  }
+
   void rotate(std::vector<double>& x, size_t at, reflex::RopeId id, int32_t r) const {
     const reflex::RopeSpec& spec = plan_.ropes[static_cast<size_t>(id)];
     const auto position = static_cast<float>(pass_->positions[static_cast<size_t>(r)]);
@@ -325,6 +337,86 @@ class Evaluator {
     value(o.out) = out;
   }
 
+  // What slot s has after it: the convolution's input, and every head's state (H, N, M).
+  struct DeltaSlot {
+    std::vector<double> input, state;
+  };
+
+  static double silu(double x) { return x / (1.0 + std::exp(-x)); }
+
+  static void l2_norm(double* x, size_t n, double eps, double times) {
+    double s = 0;
+    for (size_t i = 0; i < n; ++i) s += x[i] * x[i];
+    for (size_t i = 0; i < n; ++i) x[i] *= times / std::sqrt(s + eps);
+  }
+
+  /// The convolved row, q and k of each key head normed: (C).
+  std::vector<double> delta_row(const reflex::GatedDelta& o, const std::vector<DeltaSlot>& slots,
+                                int32_t slot) const {
+    const std::vector<double>& own = slots[static_cast<size_t>(slot)].input;
+    std::vector<double> x(own.size(), 0.0);
+    for (int32_t j = o.n_taps - 1, s = slot; j >= 0 && s >= 0; --j, s = slots_[static_cast<size_t>(s)])
+      for (size_t c = 0; c < x.size(); ++c)
+        x[c] += row(weight(o.conv), c)[static_cast<size_t>(j)] * slots[static_cast<size_t>(s)].input[c];
+    for (double& v : x) v = silu(v);
+    const auto n = static_cast<size_t>(o.key_dim), heads = static_cast<size_t>(o.n_key_heads);
+    const auto eps = static_cast<double>(o.qk_eps);
+    for (size_t h = 0; h < heads; ++h) {
+      l2_norm(&x[h * n], n, eps, 1.0 / std::sqrt(static_cast<double>(n)));
+      l2_norm(&x[(heads + h) * n], n, eps, 1.0);
+    }
+    return x;
+  }
+
+  /// The recurrence, token by token: no chunks.
+  void eval(const reflex::GatedDelta& o) {
+    std::vector<DeltaSlot>& slots = delta_[o.delta_state];
+    slots.resize(static_cast<size_t>(pass_->first_slot));
+    const auto n = static_cast<size_t>(o.key_dim), m = static_cast<size_t>(o.value_dim);
+    const auto n_key = static_cast<size_t>(o.n_key_heads), n_value = static_cast<size_t>(o.n_value_heads);
+    const std::vector<double> decay = row(weight(o.decay), 0), bias = row(weight(o.dt_bias), 0),
+                              norm = row(weight(o.norm), 0);
+    Matrix all;  // of every row, ungated
+    for (size_t r = 0; r < pass_->tokens.size(); ++r) {
+      const int32_t slot = pass_->first_slot + static_cast<int32_t>(r), parent = pass_->parents[r];
+      slots.push_back({value(o.qkv)[r], {}});
+      const std::vector<double> x = delta_row(o, slots, slot);
+      std::vector<double> state =
+          parent < 0 ? std::vector<double>(n_value * n * m, 0.0) : slots[static_cast<size_t>(parent)].state;
+      std::vector<double>& y = all.emplace_back(n_value * m, 0.0);
+      for (size_t h = 0; h < n_value; ++h) {
+        const bool grouped = o.order == reflex::GatedDelta::Order::grouped;
+        const size_t key_head = grouped ? h / (n_value / n_key) : h % n_key;
+        const double *q = &x[key_head * n], *k = &x[(n_key + key_head) * n], *v = &x[2 * n_key * n + h * m];
+        const double g = std::exp(decay[h] * std::log1p(std::exp(value(o.alpha)[r][h] + bias[h])));
+        const double b = 1.0 / (1.0 + std::exp(-value(o.beta)[r][h]));
+        double* s = &state[h * n * m];
+        for (size_t j = 0; j < m; ++j) {
+          double read = 0;
+          for (size_t i = 0; i < n; ++i) read += s[i * m + j] * k[i];
+          const double d = b * (v[j] - g * read);
+          for (size_t i = 0; i < n; ++i) {
+            s[i * m + j] = g * s[i * m + j] + k[i] * d;
+            y[h * m + j] += q[i] * s[i * m + j];
+          }
+        }
+      }
+      slots.back().state = std::move(state);
+    }
+    Matrix out;
+    for (size_t i = 0; i < value(o.z).size(); ++i) {
+      std::vector<double> y = all[static_cast<size_t>(pass_row(o.z, i))];
+      for (size_t h = 0; h < n_value; ++h) {
+        double s = 0;
+        for (size_t j = 0; j < m; ++j) s += y[h * m + j] * y[h * m + j];
+        const double scale = 1.0 / std::sqrt(s / static_cast<double>(m) + static_cast<double>(o.norm_eps));
+        for (size_t j = 0; j < m; ++j) y[h * m + j] *= scale * norm[j] * silu(value(o.z)[i][h * m + j]);
+      }
+      out.push_back(y);
+    }
+    value(o.out) = out;
+  }
+
   /// Ops without a reference here: their own tests bring one.
   template <class Other>
   void eval(const Other& o) {
@@ -340,7 +432,8 @@ class Evaluator {
   const reflex::Pass* pass_ = nullptr;
   std::vector<Matrix> values_;
   std::map<reflex::StateId, Matrix> states_;
-  std::vector<int32_t> slots_;  // parent of each
+  std::map<reflex::StateId, std::vector<DeltaSlot>> delta_;  // by delta_state
+  std::vector<int32_t> slots_;                               // parent of each
   Matrix logits_;
 };
 

@@ -349,7 +349,7 @@ TEST(cpu_refuses_passes_that_do_not_fit) {
   CHECK_THROWS(ErrorKind::invalid_input, program->argmax(0));
 }
 
-TEST(cpu_unknown_instruction_set_is_invalid_input) {
+TEST(cpu_unknown_instruction_set_is_unsupported) {
   CHECK_THROWS(ErrorKind::invalid_input, make_cpu_backend(1, "avx9"));
   CHECK_THROWS(ErrorKind::invalid_input, make_cpu_backend(-1));
 }

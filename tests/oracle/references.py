@@ -13,14 +13,12 @@ import numpy as np
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 DEMO = FIXTURES.parent.parent / "reflex_worker/data/demo.gguf"
-# Gated DeltaNet hybrids: test_recurrent.py. llama.cpp has given no yardstick for their fast mode yet.
-HYBRIDS = ("qwen35", "qwen35-mtp", "qwen35-q8_0", "qwen35moe", "qwen3next")
 # Sparse attention, whose fast mode chooses other slots: test_sparse.py.
 SPARSE = ("deepseek32", "deepseek32-q8_0")
-NAMES = sorted({p.stem for p in FIXTURES.glob("*.npz")} - set(HYBRIDS) - set(SPARSE))
-MIXTURES = [n for n in NAMES if "moe" in n or n.startswith("deepseek")]
-PROMPT_LENGTHS = (1, 2, 7, 31, 32, 33, 64, 65, 130)
-LONG_LENGTHS = (63, 70, 257)  # those of the mixtures besides
+NAMES = sorted({p.stem for p in FIXTURES.glob("*.npz")} - set(SPARSE))
+HYBRIDS = [n for n in NAMES if n.startswith(("qwen35", "qwen3next"))]  # Gated DeltaNet: test_recurrent.py too
+MIXTURES = [n for n in NAMES if "moe" in n or n.startswith(("deepseek", "qwen3next"))]
+PROMPT_LENGTHS = (1, 2, 7, 31, 32, 33, 63, 64, 65, 70, 130, 257)
 
 # Exact mode, on logits whose std is about 3.
 EXACT_MAX_DIFF = 3e-4

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 
-Key = int | float | bool | str | None  # None: the key is left out
+Key = int | float | bool | str | list[Any] | None  # None: the key is left out
 Change = Callable[[np.ndarray], np.ndarray]  # of an F32 tensor, (…, rows, row length)
 
 
@@ -48,10 +49,9 @@ def rewrite(
             continue
         data = t.data
         for part, f in (change or {}).items():
-            data = np.ascontiguousarray(f(data), data.dtype) if part in t.name else data
-        w.add_tensor(
-            t.name, data, raw_dtype=None if t.tensor_type == gguf.GGMLQuantizationType.F32 else t.tensor_type
-        )
+            data = np.ascontiguousarray(f(data)) if part in t.name else data
+        own_type = t.tensor_type if data.dtype == t.data.dtype and data.dtype == np.uint8 else None
+        w.add_tensor(t.name, data, raw_dtype=own_type)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()

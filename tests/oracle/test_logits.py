@@ -7,16 +7,13 @@ a bound per type.
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 
 from .conftest import rows
 from .references import (
     EXACT_MAX_DIFF,
-    LONG_LENGTHS,
-    MIXTURES,
+    HYBRIDS,
     NAMES,
     PROMPT_LENGTHS,
     assert_exact,
@@ -26,42 +23,61 @@ from .references import (
 )
 
 ISAS = ("portable", "avx2", "avx512vnni")
-SPLIT_FIXTURES = ("qwen3-tied", "llama3", "qwen2-q8_0", "qwen3moe", "deepseek2-lite", "deepseek2-v3")
+SPLIT_FIXTURES = (
+    "qwen3-tied",
+    "llama3",
+    "qwen2-q8_0",
+    "qwen3moe",
+    "qwen2moe-q4_0",
+    "deepseek",
+    "deepseek2-lite",
+    "deepseek2-v3",
+    *HYBRIDS,
+)
 GREEDY_EXACT_TOLERANCE = 2 * EXACT_MAX_DIFF
 
 # Fast mode may quantise activations and keep KV in f16. How far that takes llama.cpp on the same files: rms
 # logit error at std 3, the larger of its f32 and f16 caches (tools/llama_rms.py, llama-cpp-python 0.3.36).
 LLAMA_CPP_RMS = {
-    "demo": 0.0451,
+    "demo": 0.0409,
     "deepseek": 0.0029,
     "deepseek-q8_0": 0.0869,
     "deepseek2-q8_0": 0.0900,
     "deepseek2-unsplit-q4_0": 0.0886,
-    "llama-linear": 0.0024,
-    "llama-q4_0": 0.0709,
-    "llama-spm": 0.0024,
-    "llama-yarn": 0.0032,
-    "llama3": 0.0023,
-    "qwen2-bf16": 0.0173,
-    "qwen2-q8_0": 0.0587,
-    "qwen2-tied": 0.0024,
-    "qwen2-untied": 0.0013,
+    "llama-linear": 0.0018,
+    "llama-q4_0": 0.0716,
+    "llama-spm": 0.0030,
+    "llama-yarn": 0.0028,
+    "llama3": 0.0027,
+    "qwen2-bf16": 0.0170,
+    "qwen2-q8_0": 0.0577,
+    "qwen2-tied": 0.0023,
+    "qwen2-untied": 0.0010,
     "qwen2moe": 0.0016,
     "qwen2moe-q4_0": 0.0500,
     "qwen3-f16": 0.0030,
-    "qwen3-iq4_xs": 0.0945,
-    "qwen3-legacy": 0.0700,
-    "qwen3-lowbit": 0.0961,
-    "qwen3-q4_k": 0.0770,
-    "qwen3-q5_k": 0.0455,
-    "qwen3-q6_k": 0.0782,
-    "qwen3-q8_0": 0.0827,
+    "qwen3-iq4_xs": 0.1080,
+    "qwen3-legacy": 0.0746,
+    "qwen3-lowbit": 0.0897,
+    "qwen3-q4_k": 0.0784,
+    "qwen3-q5_k": 0.0507,
+    "qwen3-q6_k": 0.0826,
+    "qwen3-q8_0": 0.0800,
     "qwen3-tied": 0.0027,
-    "qwen3-untied": 0.0019,
-    "qwen3-yarn": 0.0024,
+    "qwen3-untied": 0.0018,
+    "qwen3-yarn": 0.0019,
     "qwen3moe": 0.0026,
     "qwen3moe-mxfp4": 0.0731,
     "qwen3moe-q4_k": 0.0678,
+    "qwen35-q8_0": 0.1262,
+    "qwen35moe-q8_0": 0.1200,
+    "qwen3next-q4_0": 0.1001,
+    # llama.cpp runs Gated DeltaNet only where keys and values are of one size: no yardstick for these, F32
+    # files with an f16 cache as well. (Of one size it is 0.0002 to 0.0003 there.)
+    "qwen35": 0.0029,
+    "qwen35-mtp": 0.0029,
+    "qwen35moe": 0.0029,
+    "qwen3next": 0.0029,
     # llama.cpp takes V2-Lite from the number of layers, and 1e-5, the model's eps, for the latents' norms: no
     # yardstick for these. They are files like "deepseek", F32 with an f16 cache.
     "deepseek2-lite": 0.0029,
@@ -69,7 +85,7 @@ LLAMA_CPP_RMS = {
     "deepseek2-v2": 0.0029,
     "deepseek2-v3": 0.0029,
 }
-# Ours must be no worse. The slack is for luck: two right engines round differently, and a rms over nine rows
+# Ours must be no worse. The slack is for luck: two right engines round differently, and a rms over few rows
 # of a two-layer model is known to about a tenth.
 FAST_SLACK = 1.2
 FAST_GREEDY_SIGMAS = 8  # a flip needs two logits wrong in opposite ways
@@ -79,10 +95,8 @@ def fast_rms_bound(name: str) -> float:
     return FAST_SLACK * LLAMA_CPP_RMS[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "length"),
-    [*product(NAMES, PROMPT_LENGTHS), *product(MIXTURES, LONG_LENGTHS)],
-)
+@pytest.mark.parametrize("length", PROMPT_LENGTHS)
+@pytest.mark.parametrize("name", NAMES)
 def test_exact_logits_at_every_length(engine, name, length):
     ref = load(name)
     wanted = ref.rows_below(length)
@@ -92,7 +106,9 @@ def test_exact_logits_at_every_length(engine, name, length):
 
 
 @pytest.mark.parametrize("length", PROMPT_LENGTHS)
-@pytest.mark.parametrize("name", ["qwen2-untied", "qwen3-untied", "llama-yarn", "qwen2moe", "deepseek2-v2"])
+@pytest.mark.parametrize(
+    "name", ["qwen2-untied", "qwen3-untied", "llama-yarn", "qwen2moe", "deepseek2-v2", *HYBRIDS]
+)
 def test_last_row_alone_is_that_of_all_rows(engine, name, length):
     """The last layer runs for output rows only: asking for one row must not change it."""
     ref = load(name)
@@ -160,7 +176,7 @@ def test_greedy_continuation(engine, name, exact):
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize(
-    "name", ["qwen3-tied", "qwen2-q8_0", "qwen3-q4_k", "qwen3moe-q4_k", "deepseek2-q8_0"]
+    "name", ["qwen3-tied", "qwen2-q8_0", "qwen3-q4_k", "qwen3moe-q4_k", "deepseek2-q8_0", *HYBRIDS]
 )
 def test_the_same_request_gives_the_same_bits_twice(engine, name, exact):
     ref, e = load(name), engine(name, exact=exact)

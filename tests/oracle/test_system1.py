@@ -206,10 +206,10 @@ def test_scores_do_not_depend_on_the_request_before(engine, name):
 
 
 def test_a_candidate_that_fills_the_context_to_the_last_token(engine):
-    """256 tokens in all fit; one more is an error that names the candidate, before any work."""
+    """512 tokens in all fit; one more is an error that names the candidate, before any work."""
     ref, e = load("qwen3-tied"), engine("qwen3-tied")
     prompt = ref.ids[:130]
-    full = (ref.ids * 2)[:126]
+    full = (ref.ids * 2)[:382]
     check(
         run(e, prompt, [full, [1]], score="logprob_sum"),
         e,

@@ -109,7 +109,7 @@ def test_the_package_names_its_api():
 class StubNative:
     """A core that takes ids only."""
 
-    info = types.MappingProxyType({"tokenizer_known": False})
+    info = types.MappingProxyType({"tokenizer_known": False, "tokenizer_error": ""})
 
     def __init__(self, model, **options):
         self.asked = {}

@@ -105,9 +105,9 @@ struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
-using Step =
-    std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep, SigmoidGateStep,
-                 MoeStep, LatentStep, HeadSliceStep, DeltaStep, LayerNormStep, IndexerStep, SelectStep, HeadStep>;
+using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep,
+                          SigmoidGateStep, MoeStep, LatentStep, HeadSliceStep, DeltaStep, LayerNormStep,
+                          IndexerStep, SelectStep, HeadStep>;
 
 /// Steps and the place of each value: value v of row r lies at
 /// (its kind's arena) + offset[v] * rows + r * width.

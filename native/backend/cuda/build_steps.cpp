@@ -24,6 +24,7 @@ class StepBuilder {
   StepList build() {
     find_uses();
     mark_attention_chains();
+    mark_mixtures();
     for (size_t i = 0; i < plan_.ops.size(); ++i)
       if (!done_[i]) std::visit([&](const auto& op) { emit(op, i); }, plan_.ops[i]);
     list_.select_of.assign(list_.values.size(), kNone);
@@ -44,6 +45,7 @@ class StepBuilder {
               requires { o.up; } && !requires { o.router; })
             f(o.gate), f(o.up);
           if constexpr (std::is_same_v<T, SigmoidGate>) f(o.gate);
+          if constexpr (requires { o.router; }) f(o.router);
           if constexpr (requires { o.a; }) f(o.a), f(o.b);
           if constexpr (requires { o.in; }) f(o.in);
         },
@@ -116,6 +118,48 @@ class StepBuilder {
     stored_[index(op.out)] = true;
   }
 
+  // ---- mixtures of experts -------------------------------------------------------------------
+
+  // The router, and the norm before it where nothing reads that norm earlier, come before the mixture in
+  // the plan: they must know that it will do them.
+  void mark_mixtures() {
+    mixtures_.resize(plan_.ops.size());
+    int32_t n = 0;
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      const auto* op = std::get_if<Moe>(&plan_.ops[i]);
+      if (!op) continue;
+      MoeStep& s = mixtures_[i];
+      s.op = *op;
+      s.in = op->in;
+      s.out = op->out;
+      s.index = n++;
+      const Linear* router = producer<Linear>(op->router);
+      if (!router || !used_once(op->router) || router->in != op->in || router->bias != kNone ||
+          plan_.weights[index(router->weight)].type != GgmlType::F32 || width(op->in) % 4 != 0)
+        continue;
+      mark_done(op->router);
+      s.router = router->weight;
+      const RmsNorm* before = producer<RmsNorm>(op->in);
+      if (!before || before->group != width(op->in) ||
+          !only_read_from(op->in, producer_[index(op->router)], i))
+        continue;
+      mark_done(op->in);
+      s.norm = norm(*before);
+      s.in = before->in;
+    }
+  }
+  // Whether, of all ops, `router` alone reads v before op i.
+  bool only_read_from(ValueId v, int router, size_t i) const {
+    const std::vector<int>& uses = uses_[index(v)];
+    return std::all_of(uses.begin(), uses.end(), [&](int u) { return u == router || index(u) >= i; });
+  }
+  void emit(const Moe&, size_t i) {
+    MoeStep& s = mixtures_[i];
+    fuse_residual(s.out, s.residual);
+    stored_[index(s.out)] = stored_[index(s.op.in)] = true;
+    push(s);
+  }
+
   // ---- matrix products -----------------------------------------------------------------------
 
   bool read_by_products(ValueId v) const {
@@ -170,19 +214,31 @@ class StepBuilder {
   void emit(const Linear& op, size_t) {
     MatmulStep step;
     set_input(op.in, step);
+    const Linear* partner = swiglu_partner(op);
     for (int u : uses_[index(op.in)]) {
       const Linear* l = op_at<Linear>(u);
       if (!l || done_[index(u)] || step.parts.size() == kMaxParts) continue;
+      // A gate and its up are a step of their own.
+      if (partner ? l != &op && l != partner : swiglu_partner(*l) != nullptr) continue;
       done_[index(u)] = true;
       step.parts.push_back({l->weight, l->bias, l->out, kNone});
     }
     fuse_swiglu(step);
     if (step.swiglu == kNone)
       for (MatmulPart& part : step.parts) {
-        fuse_residual(part);
+        fuse_residual(part.out, part.residual);
         stored_[index(part.out)] = true;
       }
     push(std::move(step));
+  }
+
+  /// The other half of the SwiGLU that `l` feeds, where both are maps of one input for it alone.
+  const Linear* swiglu_partner(const Linear& l) const {
+    const auto* op = only_user<SwiGlu>(l.out);
+    if (!op) return nullptr;
+    const ValueId other = op->gate == l.out ? op->up : op->gate;
+    const auto* p = producer<Linear>(other);
+    return p && used_once(other) && p->in == l.in ? p : nullptr;
   }
 
   void fuse_swiglu(MatmulStep& step) {
@@ -196,10 +252,10 @@ class StepBuilder {
     mark_done(op->out);
   }
 
-  void fuse_residual(MatmulPart& part) {
-    const Add* op = only_user<Add>(part.out);
+  void fuse_residual(ValueId& out, ValueId& residual) {
+    const Add* op = only_user<Add>(out);
     if (!op || op->a == op->b) return;
-    const ValueId other = op->a == part.out ? op->b : op->a;
+    const ValueId other = op->a == out ? op->b : op->a;
     // The add waits for whichever comes last; what it adds may not be there yet, or be a selection
     // that only this add asked for and that can be made now.
     if (!stored_[index(other)]) {
@@ -208,8 +264,8 @@ class StepBuilder {
       selected(select->in);
       if (!stored_[index(other)]) return;
     }
-    part.residual = other;
-    part.out = op->out;
+    residual = other;
+    out = op->out;
     mark_done(op->out);
   }
 
@@ -255,6 +311,7 @@ class StepBuilder {
   std::vector<int> producer_;
   std::vector<std::vector<int>> uses_;
   std::vector<AttentionStep> chains_;  // of op i, an Attention
+  std::vector<MoeStep> mixtures_;      // of op i, a Moe
 };
 
 // ---- where values live ---------------------------------------------------------------------
@@ -287,6 +344,13 @@ Touches touches(const Step& step) {
     void operator()(const AddStep& s) { t.reads = {s.a, s.b}, t.writes = {s.out}; }
     void operator()(const SwiGluStep& s) { t.reads = {s.gate, s.up}, t.writes = {s.out}; }
     void operator()(const SigmoidGateStep& s) { t.reads = {s.in, s.gate}, t.writes = {s.out}; }
+    void operator()(const MoeStep& s) {
+      t.reads = {s.in};
+      if (s.residual != kNone) t.reads.push_back(s.residual);
+      t.writes = {s.out};
+      if (s.norm.weight != kNone) t.writes.push_back(s.op.in);
+      (s.router != kNone ? t.writes : t.reads).push_back(s.op.router);
+    }
     void operator()(const SelectStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
     void operator()(const HeadStep& s) { t.reads = {s.in}; }
   };

@@ -28,12 +28,6 @@ ValueId CudaProgram::resolve(ValueId v) const {
   return v;
 }
 
-template <class T>
-T* CudaProgram::value(ValueId v) const {
-  const int64_t floats = steps_.offset[static_cast<size_t>(resolve(v))] * alloc_rows_;
-  return values_.at<T>(static_cast<size_t>(floats) * sizeof(float));
-}
-
 bool CudaProgram::in_fragments(ValueId v) const {
   return !options_.exact && fragments_[static_cast<size_t>(v)] && rows_of(v) > 1;
 }

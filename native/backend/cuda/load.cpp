@@ -69,21 +69,22 @@ struct Loader::Worker {
   char* slots = nullptr;        // (kSlots, slot_bytes) of the ring
   CUdeviceptr staging = 0;      // the same on the card
   CUevent copied[kSlots] = {};  // a slot's bytes have left it
+  CUevent latest = nullptr;     // after the last on-demand chunk so far
   bool used[kSlots] = {};
   int next_slot = 0;
   std::map<int, int> direct_fds;  // "direct": the file opened past the page cache, -1 where it cannot be
-  bool passed_deferred = false;
 };
 
-Loader::Loader(Device& device, std::vector<LoadItem> items, int n_groups, int deferred_group,
-               const std::string& mode)
-    : device_(device), items_(std::move(items)), deferred_group_(deferred_group) {
+Loader::Loader(Device& device, LoadList list, const std::string& mode)
+    : device_(device), list_(std::move(list)) {
   reflex_boot* boot = device.boot();
   if (!boot->wait(boot, REFLEX_BOOT_RING)) fail(ErrorKind::cuda, "%s", boot->error_message);
   choose_mode(mode);
   slot_bytes_ = boot->ring_bytes / static_cast<size_t>(n_threads_ * kSlots) & ~(kPage - 1);
-  groups_.resize(static_cast<size_t>(n_groups));
-  for (Group& g : groups_) g.last.assign(static_cast<size_t>(n_threads_), nullptr);
+  groups_.resize(static_cast<size_t>(list_.n_groups));
+  for (int g = 0; g < list_.on_demand_group; ++g)
+    groups_[static_cast<size_t>(g)].last.assign(static_cast<size_t>(n_threads_), nullptr);
+  on_demand_.resize(static_cast<size_t>(list_.n_groups - list_.on_demand_group));
   cut_chunks();
   const size_t per_thread = slot_bytes_ * kSlots;
   staging_ =
@@ -100,6 +101,8 @@ Loader::Loader(Device& device, std::vector<LoadItem> items, int n_groups, int de
     w.index = t;
     w.slots = ring + per_thread * static_cast<size_t>(t);
     w.staging = staging_.address() + per_thread * static_cast<size_t>(t);
+    if (!on_demand_.empty())
+      device.cu.check(device.cu.cuEventCreate(&w.latest, CU_EVENT_DISABLE_TIMING), "an upload event");
   }
   for (auto& w : workers_) w->thread = std::thread([this, t = w->index] { work(t); });
 }
@@ -109,6 +112,7 @@ Loader::~Loader() {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
+  work_.notify_all();
   changed_.notify_all();
   for (auto& w : workers_)
     if (w->thread.joinable()) w->thread.join();
@@ -117,6 +121,7 @@ Loader::~Loader() {
   for (auto& w : workers_) {
     for (CUevent e : w->copied)
       if (e) cu.cuEventDestroy(e);
+    if (w->latest) cu.cuEventDestroy(w->latest);
     if (w->stream) cu.cuStreamDestroy(w->stream);
     for (auto [fd, direct] : w->direct_fds)
       if (direct >= 0) close(direct);
@@ -131,7 +136,7 @@ Loader::~Loader() {
 void Loader::choose_mode(const std::string& mode) {
   const int cores = usable_cores();
   const bool from_file =
-      std::any_of(items_.begin(), items_.end(), [](const LoadItem& i) { return i.fd >= 0; });
+      std::any_of(list_.items.begin(), list_.items.end(), [](const LoadItem& i) { return i.fd >= 0; });
   if (mode == "ring")
     mode_ = LoadMode::ring;
   else if (mode == "map")
@@ -140,7 +145,7 @@ void Loader::choose_mode(const std::string& mode) {
     mode_ = LoadMode::direct;
   else if (!mode.empty() && mode != "auto")
     fail(ErrorKind::invalid_input, "load mode: expected auto, ring, map or direct, found '%s'", mode.c_str());
-  else if (from_file && warm_share(items_) < kWarmShare)
+  else if (from_file && warm_share(list_.items) < kWarmShare)
     mode_ = LoadMode::direct;
   else
     mode_ = from_file && cores < kRingMinCores ? LoadMode::map : LoadMode::ring;
@@ -150,7 +155,7 @@ void Loader::choose_mode(const std::string& mode) {
                    ? kDirectThreads
                    : std::min(cores, mode_ == LoadMode::map ? kMapThreads : kRingThreads);
   if (mode_ != LoadMode::map) return;
-  for (const LoadItem& i : items_) {
+  for (const LoadItem& i : list_.items) {
     if (i.fd < 0) continue;
     const uintptr_t begin = page_floor(i.data);
     const uintptr_t end = page_floor(static_cast<const char*>(i.data) + i.bytes + kPage - 1);
@@ -162,24 +167,36 @@ void Loader::choose_mode(const std::string& mode) {
 // No chunk is larger than a slot (less what "direct" reads around it); tiled ones are whole tiles.
 void Loader::cut_chunks() {
   const size_t room = slot_bytes_ - 2 * kPage;
-  for (size_t k = 0; k < items_.size(); ++k) {
-    const LoadItem& item = items_[k];
+  for (size_t k = 0; k < list_.items.size(); ++k) {
+    const LoadItem& item = list_.items[k];
     total_bytes_ += item.bytes;
-    if (item.group >= deferred_group_) deferred_bytes_ += item.bytes;
+    if (on_demand(item.group))
+      on_demand_bytes_ += item.bytes;
+    else if (item.group >= list_.deferred_group)
+      deferred_bytes_ += item.bytes;
     const size_t stride = item.tiled ? row_bytes(item.type, static_cast<size_t>(item.n_in)) : 1;
     size_t rows = room / stride;
     if (item.tiled) rows = rows / kTileRows * kTileRows;
     if (rows == 0)
       fail(ErrorKind::unsupported, "tensor '%s': 8 rows of %zu bytes do not fit the upload's slots of %zu",
-           item.name.c_str(), stride, room);
+           item.name, stride, room);
     const size_t n = item.tiled ? static_cast<size_t>(item.n_out) : item.bytes;
+    const int first_chunk = static_cast<int>(chunks_.size());
     for (size_t r = 0; r < n; r += rows) {
       const size_t take = std::min(rows, n - r);
       chunks_.push_back({static_cast<int>(k), r * stride, take * stride, static_cast<int64_t>(r),
                          static_cast<int64_t>(take)});
-      ++groups_[static_cast<size_t>(item.group)].remaining;
+      if (!on_demand(item.group)) ++groups_[static_cast<size_t>(item.group)].remaining;
     }
-    if (item.group < deferred_group_) first_deferred_chunk_ = chunks_.size();
+    if (item.group < list_.deferred_group) first_deferred_chunk_ = chunks_.size();
+    if (!on_demand(item.group)) {
+      first_on_demand_chunk_ = chunks_.size();
+      continue;
+    }
+    OnDemand& o = on_demand_[static_cast<size_t>(item.group - list_.on_demand_group)];
+    const int end = static_cast<int>(chunks_.size());
+    if (o.n_chunks == 0) o.first_chunk = first_chunk;
+    o.n_chunks = end - o.first_chunk;
   }
 }
 
@@ -205,41 +222,82 @@ void Loader::run_worker(Worker& w) {
     upload(w, c);
     publish(w, c);
   }
-  cu.check(cu.cuStreamSynchronize(w.stream), "loading the weights");
-  std::lock_guard lock(mutex_);
-  if (++ended_ == n_threads_ && !stop_) {
-    complete_.store(true, std::memory_order_release);
-    finished_at_ = now_ms();
+}
+
+/// The next chunk to load. A thread that finds none waits for its copies to end and then for work.
+bool Loader::next_chunk(Worker& w, int* chunk) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (stop_ || error_) return false;
+    if (take_locked(chunk)) return true;
+    lock.unlock();
+    device_.cu.check(device_.cu.cuStreamSynchronize(w.stream), "loading the weights");
+    lock.lock();
+    if (stop_ || error_) return false;
+    if (has_work_locked()) continue;
+    if (++idle_ == n_threads_) {
+      if (!complete_ && all_here_locked()) complete_.store(true, std::memory_order_release);
+      if (fresh_) finished_at_ = now_ms();
+      fresh_ = false;
+      changed_.notify_all();
+    }
+    work_.wait(lock, [&] { return stop_ || error_ || has_work_locked(); });
+    --idle_;
   }
 }
 
-/// The next chunk to load; waits where it is a deferred one that nobody wants yet.
-bool Loader::next_chunk(Worker& w, int* chunk) {
-  const size_t i = next_.fetch_add(1);
-  if (i >= first_deferred_chunk_ && !w.passed_deferred) {
-    w.passed_deferred = true;
-    device_.cu.check(device_.cu.cuStreamSynchronize(w.stream), "loading the weights");
-    std::unique_lock lock(mutex_);
-    if (++at_deferred_ == n_threads_) {
-      finished_at_ = now_ms();
-      changed_.notify_all();
-    }
-    changed_.wait(lock,
-                  [&] { return wanted_ || stop_ || error_ || first_deferred_chunk_ == chunks_.size(); });
+/// What a step waits for, then what comes before it in the file's order, then what nobody asked for.
+bool Loader::take_locked(int* chunk) {
+  if (!urgent_.empty()) {
+    *chunk = urgent_.front();
+    urgent_.pop_front();
+    return true;
   }
-  {
-    std::lock_guard lock(mutex_);
-    if (stop_ || error_) return false;
+  if (next_ < (wanted_ ? first_on_demand_chunk_ : first_deferred_chunk_)) {
+    *chunk = static_cast<int>(next_++);
+    fresh_ = true;
+    return true;
   }
-  *chunk = static_cast<int>(i);
-  return i < chunks_.size();
+  if (!rest_) return false;
+  skip_asked_locked();
+  if (behind_.empty() && next_rest_ < on_demand_.size()) ask_locked(next_rest_, behind_);
+  if (behind_.empty()) return false;
+  *chunk = behind_.front();
+  behind_.pop_front();
+  fresh_ = true;
+  return true;
+}
+
+bool Loader::has_work_locked() {
+  skip_asked_locked();
+  return !urgent_.empty() || next_ < (wanted_ ? first_on_demand_chunk_ : first_deferred_chunk_) ||
+         (rest_ && (!behind_.empty() || next_rest_ < on_demand_.size()));
+}
+
+void Loader::skip_asked_locked() {
+  while (next_rest_ < on_demand_.size() && on_demand_[next_rest_].asked) ++next_rest_;
+}
+
+void Loader::ask_locked(size_t i, std::deque<int>& queue) {
+  OnDemand& o = on_demand_[i];
+  o.asked = true;
+  groups_[i + static_cast<size_t>(list_.on_demand_group)].remaining = o.n_chunks;
+  for (int c = o.first_chunk; c < o.first_chunk + o.n_chunks; ++c) queue.push_back(c);
+}
+
+/// Nothing will ever come that is not there; asked by a thread when all are idle.
+bool Loader::all_here_locked() {
+  skip_asked_locked();
+  return next_ == first_on_demand_chunk_ &&
+         (on_demand_.empty() || (rest_ && next_rest_ == on_demand_.size()));
 }
 
 void Loader::upload(Worker& w, const Chunk& c) {
-  const LoadItem& item = items_[static_cast<size_t>(c.item)];
+  const LoadItem& item = list_.items[static_cast<size_t>(c.item)];
   const CUdeviceptr staging = w.staging + static_cast<size_t>(w.next_slot) * slot_bytes_;
   const CUdeviceptr to = item.tiled ? staging : item.dest + c.offset;
-  if (mode_ == LoadMode::map && item.fd >= 0)
+  // Experts lie scattered: pinning pieces around them would cost more than copying them.
+  if (mode_ == LoadMode::map && item.fd >= 0 && !on_demand(item.group))
     copy_from_mapping(w, c, to);
   else
     copy_through_slot(w, c, to);
@@ -251,7 +309,7 @@ void Loader::copy_through_slot(Worker& w, const Chunk& c, CUdeviceptr to) {
   const Driver& cu = device_.cu;
   const int k = w.next_slot;
   if (w.used[k]) cu.check(cu.cuEventSynchronize(w.copied[k]), "loading the weights");
-  const LoadItem& item = items_[static_cast<size_t>(c.item)];
+  const LoadItem& item = list_.items[static_cast<size_t>(c.item)];
   const char* from = fill_slot(w, item, c, w.slots + static_cast<size_t>(k) * slot_bytes_);
   cu.check(cu.cuMemcpyHtoDAsync(to, from, c.bytes, w.stream), "loading the weights");
   cu.check(cu.cuEventRecord(w.copied[k], w.stream), "loading the weights");
@@ -285,7 +343,7 @@ const char* Loader::fill_slot(Worker& w, const LoadItem& item, const Chunk& c, c
       continue;
     }
     if (n <= 0)
-      fail(ErrorKind::io, "tensor '%s': reading %zu bytes at offset %llu: %s", item.name.c_str(), c.bytes,
+      fail(ErrorKind::io, "tensor '%s': reading %zu bytes at offset %llu: %s", item.name, c.bytes,
            static_cast<unsigned long long>(begin), n < 0 ? std::strerror(errno) : "the file ends there");
     got += static_cast<size_t>(n);
   }
@@ -295,7 +353,7 @@ const char* Loader::fill_slot(Worker& w, const LoadItem& item, const Chunk& c, c
 /// Straight from the page cache, which the driver pins piece by piece.
 void Loader::copy_from_mapping(Worker& w, const Chunk& c, CUdeviceptr to) {
   const Driver& cu = device_.cu;
-  const LoadItem& item = items_[static_cast<size_t>(c.item)];
+  const LoadItem& item = list_.items[static_cast<size_t>(c.item)];
   auto at = reinterpret_cast<uintptr_t>(item.data) + c.offset;
   const uintptr_t end = at + c.bytes, lowest = mapped_.at(item.fd).first,
                   highest = mapped_.at(item.fd).second;
@@ -337,12 +395,16 @@ void Loader::repack(Worker& w, const LoadItem& item, const Chunk& c, CUdeviceptr
 
 void Loader::publish(Worker& w, const Chunk& c) {
   const Driver& cu = device_.cu;
-  const int group = items_[static_cast<size_t>(c.item)].group;
+  const int group = list_.items[static_cast<size_t>(c.item)].group;
   Group& g = groups_[static_cast<size_t>(group)];
-  CUevent& event = g.last[static_cast<size_t>(w.index)];  // this thread's own
-  if (!event) cu.check(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "an upload event");
-  cu.check(cu.cuEventRecord(event, w.stream), "loading the weights");
-  done_bytes_ += c.bytes;
+  if (on_demand(group)) {
+    cu.check(cu.cuEventRecord(w.latest, w.stream), "loading the weights");
+  } else {
+    CUevent& event = g.last[static_cast<size_t>(w.index)];  // this thread's own
+    if (!event) cu.check(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "an upload event");
+    cu.check(cu.cuEventRecord(event, w.stream), "loading the weights");
+  }
+  if (!on_demand(group) || list_.rest_behind) done_bytes_ += c.bytes;
   bool last;
   {
     std::lock_guard lock(mutex_);
@@ -375,22 +437,75 @@ void Loader::want_deferred() {
     if (wanted_) return;
     wanted_ = true;
   }
-  changed_.notify_all();
+  work_.notify_all();
+}
+
+void Loader::hurry(std::span<const int> groups) {
+  {
+    std::lock_guard lock(mutex_);
+    for (int group : groups) {
+      const auto i = static_cast<size_t>(group - list_.on_demand_group);
+      if (!on_demand_[i].asked) {
+        ask_locked(i, urgent_);
+        continue;
+      }
+      // One that was to come behind, one group at a time, comes now.
+      const OnDemand& o = on_demand_[i];
+      if (behind_.empty() || behind_.front() < o.first_chunk || behind_.front() >= o.first_chunk + o.n_chunks)
+        continue;
+      urgent_.insert(urgent_.end(), behind_.begin(), behind_.end());
+      behind_.clear();
+    }
+  }
+  work_.notify_all();
+}
+
+void Loader::place(int group, CUdeviceptr slot) {
+  std::lock_guard lock(mutex_);
+  OnDemand& o = on_demand_[static_cast<size_t>(group - list_.on_demand_group)];
+  o.asked = false;
+  for (int c = o.first_chunk; c < o.first_chunk + o.n_chunks; ++c) {
+    LoadItem& item = list_.items[static_cast<size_t>(chunks_[static_cast<size_t>(c)].item)];
+    item.dest = slot + item.slot_offset;
+  }
+}
+
+void Loader::require_all(std::span<const int> groups, CUstream stream) {
+  {
+    std::unique_lock lock(mutex_);
+    for (int group : groups) {
+      const Group& g = groups_[static_cast<size_t>(group)];
+      changed_.wait(lock, [&] { return error_ || g.remaining == 0; });
+      rethrow_locked();
+    }
+  }
+  // A thread's copies end in order, so its latest stands for all before.
+  for (auto& w : workers_)
+    device_.cu.check(device_.cu.cuStreamWaitEvent(stream, w->latest, 0), "waiting for experts");
+}
+
+void Loader::stream_rest() {
+  {
+    std::lock_guard lock(mutex_);
+    if (rest_ || !list_.rest_behind) return;
+    rest_ = true;
+  }
+  work_.notify_all();
 }
 
 void Loader::finish() {
+  stream_rest();
   std::unique_lock lock(mutex_);
-  changed_.wait(lock,
-                [&] { return error_ || ended_ == n_threads_ || (!wanted_ && at_deferred_ == n_threads_); });
+  changed_.wait(lock, [&] { return error_ || (idle_ == n_threads_ && !has_work_locked()); });
   rethrow_locked();
 }
 
-LoadStatus Loader::status() const {
+LoadStatus Loader::status() {
   std::lock_guard lock(mutex_);
   LoadStatus s;
   s.done = done_bytes_.load();
-  s.total = total_bytes_ - (wanted_ ? 0 : deferred_bytes_);
-  s.finished = ended_ == n_threads_ || (!wanted_ && at_deferred_ == n_threads_);
+  s.total = total_bytes_ - (wanted_ ? 0 : deferred_bytes_) - (list_.rest_behind ? 0 : on_demand_bytes_);
+  s.finished = idle_ == n_threads_ && !has_work_locked() && (!list_.rest_behind || rest_);
   s.finished_at = s.finished ? finished_at_ : 0;
   return s;
 }

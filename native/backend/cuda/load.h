@@ -1,14 +1,17 @@
 // Moves weights from the file to the card while the first pass already runs. Owns: the threads that
 // fill the pinned ring, the choice of how to read, the repack, and readiness: weights come in
-// groups, in the order they are computed with, and a step waits for its own group only.
+// groups, in the order they are computed with, and a step waits for its own group only. On-demand groups
+// (experts) come when they are asked for, ahead of all else, and where so wanted the rest behind.
 // Refuses: deciding what is needed and where it lies (residence.h).
 #pragma once
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 
 #include "backend/backend.h"
@@ -18,12 +21,14 @@ namespace reflex::cuda {
 
 /// Bytes that go to one place on the card.
 struct LoadItem {
-  std::string name;
+  const char* name = "";
   const void* data = nullptr;  ///< in the mapping, or in memory of ours
   size_t bytes = 0;
   int fd = -1;  ///< -1: memory of ours
   uint64_t offset = 0;
   CUdeviceptr dest = 0;
+  bool in_slot = false;    ///< an expert's
+  size_t slot_offset = 0;  ///< of an expert's item: from where its slot begins
   int group = 0;
   // A matrix that is repacked on its way (tile.h); else the bytes are copied as they are.
   bool tiled = false;
@@ -35,12 +40,19 @@ struct LoadItem {
 
 enum class LoadMode { ring, map, direct };
 
+/// What a load is made of: items in the order of their groups, which come in three runs.
+struct LoadList {
+  std::vector<LoadItem> items;
+  int n_groups = 1;
+  int deferred_group = 1;    ///< from here on groups are read only once wanted
+  int on_demand_group = 1;   ///< from here on one by one, as they are asked for
+  bool rest_behind = false;  ///< on-demand groups that nobody asks for come too, once stream_rest() says so
+};
+
 class Loader {
  public:
-  /// Items in order of use; groups from `deferred_group` on are read only once wanted. Starts at
-  /// once. `mode`: "" chooses. Error(invalid_input) where it names none.
-  Loader(Device& device, std::vector<LoadItem> items, int n_groups, int deferred_group,
-         const std::string& mode);
+  /// Starts at once. `mode`: "" chooses. Error(invalid_input) where it names none.
+  Loader(Device& device, LoadList list, const std::string& mode);
   ~Loader();
 
   /// Work put on `stream` after this sees the group. Blocks until its copies are issued; throws
@@ -48,9 +60,17 @@ class Loader {
   void require(int group, CUstream stream);
   /// A coming pass needs the deferred groups.
   void want_deferred();
-  /// Everything is on the card. Deferred groups count once wanted.
+  /// These on-demand groups come next. Nothing happens to those that were asked for before and have come.
+  void hurry(std::span<const int> groups);
+  /// The on-demand group's next copy goes to `slot`: it is forgotten where it was. Not while it comes.
+  void place(int group, CUdeviceptr slot);
+  /// As require(), for on-demand groups that were hurried.
+  void require_all(std::span<const int> groups, CUstream stream);
+  /// From here on on-demand groups that nobody asked for come too, where the list says so.
+  void stream_rest();
+  /// Everything is on the card, the rest that comes behind as well. Deferred groups count once wanted.
   void finish();
-  LoadStatus status() const;
+  LoadStatus status();
   /// finish() would not wait: no step needs to ask for its group any more.
   bool complete() const { return complete_.load(std::memory_order_acquire); }
   LoadMode mode() const { return mode_; }
@@ -66,6 +86,10 @@ class Loader {
     std::vector<CUevent> last;  // per thread: after its latest chunk of the group
     bool waited = false;        // the compute stream has it
   };
+  struct OnDemand {
+    int first_chunk = 0, n_chunks = 0;
+    bool asked = false;
+  };
   struct Worker;
 
   void choose_mode(const std::string& mode);
@@ -73,6 +97,12 @@ class Loader {
   void work(int t) noexcept;
   void run_worker(Worker& w);
   bool next_chunk(Worker& w, int* chunk);
+  bool take_locked(int* chunk);
+  bool has_work_locked();
+  void ask_locked(size_t on_demand, std::deque<int>& queue);
+  void skip_asked_locked();
+  bool on_demand(int group) const { return group >= list_.on_demand_group; }
+  bool all_here_locked();
   void upload(Worker& w, const Chunk& c);
   void copy_through_slot(Worker& w, const Chunk& c, CUdeviceptr to);
   void copy_from_mapping(Worker& w, const Chunk& c, CUdeviceptr to);
@@ -83,28 +113,31 @@ class Loader {
   void rethrow_locked();
 
   Device& device_;
-  std::vector<LoadItem> items_;
-  const int deferred_group_;
+  LoadList list_;
   LoadMode mode_ = LoadMode::ring;
   int n_threads_ = 1;
   size_t slot_bytes_ = 0;
   std::vector<Chunk> chunks_;
-  size_t first_deferred_chunk_ = 0;
+  size_t first_deferred_chunk_ = 0, first_on_demand_chunk_ = 0;
   bool has_boot_ring_ = false;
   PinnedBuffer own_ring_;  // where another load has the boot's
   DeviceBuffer staging_;   // (threads, 2, slot)
   CUfunction repack_ = nullptr;
   std::vector<std::unique_ptr<Worker>> workers_;
 
-  std::atomic<size_t> next_{0}, done_bytes_{0};
-  size_t total_bytes_ = 0, deferred_bytes_ = 0;
+  std::atomic<size_t> done_bytes_{0};
+  size_t total_bytes_ = 0, deferred_bytes_ = 0, on_demand_bytes_ = 0;
   std::atomic<bool> complete_{false};
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable work_, changed_;  // for the threads here; for those who wait for them
   std::vector<Group> groups_;
+  std::vector<OnDemand> on_demand_;
+  size_t next_ = 0, next_rest_ = 0;  // chunk; on-demand group
+  std::deque<int> urgent_, behind_;  // chunks of on-demand groups
   std::exception_ptr error_;
-  bool stop_ = false, wanted_ = false;
-  int at_deferred_ = 0, ended_ = 0;  // threads that have finished all before, or all
+  bool stop_ = false, wanted_ = false, rest_ = false;
+  bool fresh_ = true;  // something has come since all were idle that is no fetch of a step's
+  int idle_ = 0;       // threads that have nothing to do and whose copies have ended
   double finished_at_ = 0;
   // "map": pieces of the mapping that are pinned now
   std::mutex pin_mutex_;

@@ -154,6 +154,7 @@ void CudaProgram::run(State& base, const Pass& pass) {
   best_known_ = false;
   host_logits_.assign(static_cast<size_t>(o), {});
   const bool loaded = loader_->complete(), replayable = loaded && n <= kMaxGraphRows;
+  now_.loaded = loaded;
   launcher_->set_overlap(loaded);
   Slot& slot = take_slot(replayable, block_bytes + static_cast<size_t>(n) * row_bytes + kQuad);
   const uint32_t quads = write_block(slot, pass, vis);
@@ -174,6 +175,8 @@ void CudaProgram::run(State& base, const Pass& pass) {
   }
   slot.busy = true;
   if (now_.head == HeadMode::gather) gather_rows(pass);
+  // The first answer is on its way: what no router has asked for may come now.
+  if (now_.head != HeadMode::none) loader_->stream_rest();
 }
 
 // ---- graphs --------------------------------------------------------------------------------

@@ -56,14 +56,13 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
       plan_(std::move(plan)),
       options_(options),
       steps_((check_plan(plan_), build_steps(plan_))),
-      residence_(*device_, plan_, steps_, options.exact) {
+      residence_(*device_, plan_, steps_, options) {
   if (options.max_rows < 1 || options.n_ctx < 1)
     fail(ErrorKind::invalid_input, "program: max_rows %d and n_ctx %d, expected 1 or more", options.max_rows,
          options.n_ctx);
   const Driver& cu = device_->cu;
   // Weights first: everything below is done while they come.
-  loader_ = std::make_unique<Loader>(*device_, residence_.items(), residence_.n_groups(),
-                                     residence_.deferred_group(), options.load_mode);
+  loader_ = std::make_unique<Loader>(*device_, residence_.list(), options.load_mode);
   try {
     cu.check(cu.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "a stream");
     for (Slot& s : slots_) cu.check(cu.cuEventCreate(&s.read, CU_EVENT_DISABLE_TIMING), "an event");
@@ -89,6 +88,7 @@ void CudaProgram::release() noexcept {
 }
 
 void CudaProgram::allocate() {
+  allocate_mixtures();  // may lower max_rows
   alloc_rows_ = Launcher::padded_rows(options_.max_rows);
   values_ = DeviceBuffer(
       *device_, static_cast<size_t>(steps_.floats) * static_cast<size_t>(alloc_rows_) * sizeof(float),
@@ -130,7 +130,7 @@ void CudaProgram::allocate() {
   synchronize("a rotary table");
   launcher_ = std::make_unique<Launcher>(*device_, stream_, options_.exact, options_.max_rows, plan_);
   mark_fragments();
-  scratch_bytes_ = values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes();
+  scratch_bytes_ += values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes();
 }
 
 // f16 fragments save the product that reads them a conversion, where the step that writes them can.

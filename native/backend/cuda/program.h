@@ -4,6 +4,7 @@
 
 #include "backend/cuda/launch.h"
 #include "backend/cuda/load.h"
+#include "backend/cuda/moe_params.h"
 #include "backend/cuda/residence.h"
 #include "backend/cuda/steps.h"
 
@@ -95,6 +96,23 @@ class CudaProgram final : public Program {
   void mark_fragments();
   void ensure_outputs(int32_t n_out, HeadMode head);
 
+  // enqueue_moe.cpp: mixtures of experts, and the experts' way to the card
+  void allocate_mixtures();
+  void step(const MoeStep& s);
+  void route(const MoeStep& s, int32_t rows);
+  void sort_rows(const MoeStep& s, int32_t rows, int32_t block_rows);
+  void fetch_experts(const MoeStep& s, int32_t rows);
+  std::vector<int32_t> chosen_experts(const MoeStep& s, int32_t rows);
+  void place_wave(const MoeStep& s, std::span<const int32_t> experts);
+  bool one_row_fits(const MoeStep& s) const;
+  void experts_of_one(const MoeStep& s, const int32_t* slot_of);
+  void expert_products(const MoeStep& s, int32_t rows, const int32_t* slot_of);
+  void tiled_products(const MoeStep& s, int32_t rows, const int32_t* slot_of);
+  void raw_products(const MoeStep& s, int32_t rows, const int32_t* slot_of);
+  void combine(const MoeStep& s, int32_t rows);
+  int32_t rows_per_block(const MoeStep& s, int32_t rows) const;
+  const Weight& expert_weight(const MoeStep& s, int part) const;
+
   // enqueue.cpp: one launch or a few per step
   void enqueue();
   void step(const EmbedStep& s);
@@ -110,7 +128,10 @@ class CudaProgram final : public Program {
   int32_t rows_of(ValueId v) const;
   ValueId resolve(ValueId v) const;
   template <class T = float>
-  T* value(ValueId v) const;
+  T* value(ValueId v) const {
+    const int64_t floats = steps_.offset[static_cast<size_t>(resolve(v))] * alloc_rows_;
+    return values_.at<T>(static_cast<size_t>(floats) * sizeof(float));
+  }
   bool in_fragments(ValueId v) const;
   PassArrays arrays() const;
   HeadItem head_item(const HeadSpec& spec, int32_t head_dim) const;
@@ -143,6 +164,14 @@ class CudaProgram final : public Program {
   std::vector<DeviceBuffer> inv_freq_, rotations_;  ///< by rope: (n_rot / 2), (rows, n_rot / 2, 2)
   size_t scratch_bytes_ = 0;
 
+  /// What mixtures of experts work with, by pair (row, k), by place or by expert (moe_params.h).
+  struct Mixtures {
+    DeviceBuffer ids, weights, place_of, row_of, blocks, n_blocks, ticket, slot_of;
+    DeviceBuffer x, hidden, up, out;
+    PinnedBuffer host_ids, host_slots;
+    std::vector<ExpertSlots> slots;  ///< of each mixture, where experts share slots
+  } mixtures_;
+
   // the pass under way or last run
   struct Current {
     CudaState* state = nullptr;
@@ -150,6 +179,7 @@ class CudaProgram final : public Program {
     bool replayed = false;  ///< captured now, or replayed
     int32_t n_rows = 0, n_out = 0;
     HeadMode head = HeadMode::none;
+    bool loaded = false;     ///< every weight was there when it began
     bool same_rows = false;  ///< the outputs are all rows, in order
     bool chain = false;
     uint32_t block_quads = 0, mask_at = 0, block_at[3] = {};  ///< quads; bytes of the arrays

@@ -12,7 +12,27 @@ constexpr size_t kAlign = 256;
 // waiting costs nothing.
 constexpr size_t kGroupBytes = size_t{12} << 20;
 
+// What experts leave free for a sequence's memory, activations and scratch.
+constexpr size_t kExpertReserve = size_t{4} << 30;
+
 size_t align_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+/// All of w, as `d` has it laid out; group and place are the caller's.
+LoadItem load_item(const Weight& w, const DeviceWeight& d) {
+  LoadItem item;
+  item.name = w.name.c_str();
+  item.data = w.data;
+  item.bytes = w.nbytes;
+  item.fd = w.fd;
+  item.offset = w.offset;
+  item.type = w.type;
+  item.n_in = w.n_in();
+  item.n_out = w.n_out();
+  item.tiled = d.tiled;
+  item.n_cells = d.n_cells;
+  item.tile_bytes = d.tile_bytes;
+  return item;
+}
 
 }  // namespace
 
@@ -31,8 +51,53 @@ const TileGeometry* tile_geometry(GgmlType type) {
   }
 }
 
-Residence::Residence(Device& device, const Plan& plan, const StepList& steps, bool exact)
-    : weights_(plan.weights.size()), placed_(plan.weights.size(), false) {
+Residence::Residence(Device& device, const Plan& plan, const StepList& steps, const ProgramOptions& options)
+    : exact_(options.exact), weights_(plan.weights.size()), placed_(plan.weights.size(), false) {
+  add_vectors(plan, steps);
+  lay_out_experts(plan, steps);
+  place_experts(device, plan, options);
+
+  size_t group_bytes = 0;
+  int group = 0;
+  const auto next_group = [&] { ++group, group_bytes = 0; };
+  const auto matrix = [&](WeightId id) {
+    add_matrix(plan, id, group);
+    group_bytes += plan.weights[static_cast<size_t>(id)].nbytes;
+  };
+  for (const Step& step : steps.steps) {
+    if (const auto* s = std::get_if<MatmulStep>(&step)) {
+      for (const MatmulPart& p : s->parts) matrix(p.weight);
+    } else if (const auto* m = std::get_if<MoeStep>(&step)) {
+      if (m->router != kNone) matrix(m->router);
+      if (expert_mode_ == ExpertMode::eager) {
+        next_group();  // what stands before the experts does not wait for them
+        add_experts(plan, m->op, m->index, group, true);
+        next_group();
+      }
+    }
+    size_ = align_up(size_);
+    if (group_bytes >= kGroupBytes) next_group();
+  }
+  list_.deferred_group = group + 1;
+  for (const Step& step : steps.steps)
+    if (const auto* head = std::get_if<HeadStep>(&step)) add_matrix(plan, head->weight, list_.deferred_group);
+  list_.on_demand_group = list_.n_groups = list_.deferred_group + 1;
+  if (expert_mode_ != ExpertMode::eager) {
+    list_.rest_behind = expert_mode_ == ExpertMode::lazy;
+    for (const Step& step : steps.steps)
+      if (const auto* m = std::get_if<MoeStep>(&step)) {
+        add_experts(plan, m->op, m->index, list_.n_groups, false);
+        list_.n_groups += m->op.n_experts;
+      }
+  }
+
+  arena_ = DeviceBuffer(device, size_, "the model's weights");
+  for (DeviceWeight& w : weights_) w.at += arena_.address();
+  for (LoadItem& i : list_.items)
+    if (!i.in_slot) i.dest += arena_.address();
+}
+
+void Residence::add_vectors(const Plan& plan, const StepList& steps) {
   const auto norm_of = [&](const NormSpec& n) { add_vector(plan, n.weight); };
   for (const Step& step : steps.steps) {
     if (const auto* s = std::get_if<MatmulStep>(&step)) {
@@ -44,6 +109,9 @@ Residence::Residence(Device& device, const Plan& plan, const StepList& steps, bo
       norm_of(h->item.norm);
     } else if (const auto* n = std::get_if<NormStep>(&step)) {
       norm_of(n->norm);
+    } else if (const auto* m = std::get_if<MoeStep>(&step)) {
+      norm_of(m->norm);
+      add_vector(plan, m->op.bias);
     } else if (const auto* head = std::get_if<HeadStep>(&step)) {
       norm_of(head->norm);
       add_vector(plan, head->bias);
@@ -53,30 +121,8 @@ Residence::Residence(Device& device, const Plan& plan, const StepList& steps, bo
   all.name = "norms and biases";
   all.data = vectors_.data();
   all.bytes = vectors_.size() * sizeof(float);
-  if (all.bytes) items_.push_back(all);
+  if (all.bytes) list_.items.push_back(all);
   size_ = align_up(all.bytes);
-
-  size_t group_bytes = 0;
-  int group = 0;
-  for (const Step& step : steps.steps) {
-    const auto* s = std::get_if<MatmulStep>(&step);
-    if (!s) continue;
-    for (const MatmulPart& p : s->parts) {
-      add_matrix(plan, p.weight, group, exact);
-      group_bytes += plan.weights[static_cast<size_t>(p.weight)].nbytes;
-    }
-    size_ = align_up(size_);
-    if (group_bytes >= kGroupBytes) ++group, group_bytes = 0;
-  }
-  deferred_group_ = group + 1;
-  for (const Step& step : steps.steps)
-    if (const auto* head = std::get_if<HeadStep>(&step))
-      add_matrix(plan, head->weight, deferred_group_, exact);
-  n_groups_ = deferred_group_ + 1;
-
-  arena_ = DeviceBuffer(device, size_, "the model's weights");
-  for (DeviceWeight& w : weights_) w.at += arena_.address();
-  for (LoadItem& i : items_) i.dest += arena_.address();
 }
 
 void Residence::add_vector(const Plan& plan, WeightId id) {
@@ -90,38 +136,99 @@ void Residence::add_vector(const Plan& plan, WeightId id) {
   dequantize_row(w.type, w.data, vectors_.data() + begin, n);
 }
 
-void Residence::add_matrix(const Plan& plan, WeightId id, int group, bool exact) {
+/// A matrix's tiles, where its type and width have them; else its bytes as they are.
+size_t Residence::lay_out(const Weight& w, bool tiled, DeviceWeight& d) {
+  const TileGeometry* tile = tile_geometry(w.type);
+  d.tiled = tiled;
+  if (!tiled) return row_bytes(w.type, static_cast<size_t>(w.n_in())) * static_cast<size_t>(w.n_out());
+  d.n_cells = static_cast<int32_t>((w.n_in() + tile->cell_values - 1) / tile->cell_values);
+  d.n_tiles = static_cast<int32_t>((w.n_out() + kTileRows - 1) / kTileRows);
+  d.tile_bytes = static_cast<uint32_t>(d.n_cells * tile->cell_bytes);
+  d.scale = 1.0f / (kXScale * tile->scale);
+  return static_cast<size_t>(d.n_tiles) * d.tile_bytes;
+}
+
+bool Residence::can_tile(const Weight& w) const {
+  return !exact_ && tile_geometry(w.type) && w.n_in() % 32 == 0;
+}
+
+void Residence::add_matrix(const Plan& plan, WeightId id, int group) {
   if (placed_[static_cast<size_t>(id)]) return;  // a tied weight is loaded where it is first used
   placed_[static_cast<size_t>(id)] = true;
   const Weight& w = plan.weights[static_cast<size_t>(id)];
   DeviceWeight& d = weights_[static_cast<size_t>(id)];
-  const TileGeometry* tile = tile_geometry(w.type);
-  LoadItem item;
-  item.name = w.name;
-  item.data = w.data;
-  item.bytes = w.nbytes;
-  item.fd = w.fd;
-  item.offset = w.offset;
-  item.type = w.type;
-  item.n_in = w.n_in();
-  item.n_out = w.n_out();
+  const size_t bytes = lay_out(w, can_tile(w), d);
+  LoadItem item = load_item(w, d);
   item.group = d.group = group;
   item.dest = d.at = size_;
-  size_t bytes = w.nbytes;
-  if (tile && !exact && w.n_in() % 32 == 0) {
-    d.tiled = true;
-    d.n_cells = static_cast<int32_t>((w.n_in() + tile->cell_values - 1) / tile->cell_values);
-    d.n_tiles = static_cast<int32_t>((w.n_out() + kTileRows - 1) / kTileRows);
-    d.tile_bytes = static_cast<uint32_t>(d.n_cells * tile->cell_bytes);
-    d.scale = 1.0f / (kXScale * tile->scale);
-    bytes = static_cast<size_t>(d.n_tiles) * d.tile_bytes;
-  }
-  item.tiled = d.tiled;
-  item.n_cells = d.n_cells;
-  item.tile_bytes = d.tile_bytes;
-  items_.push_back(item);
+  list_.items.push_back(item);
   // Tiles of one input follow each other without a gap: one run for the kernel that reads them.
   size_ += d.tiled ? bytes : align_up(bytes);
+}
+
+// ---- experts ---------------------------------------------------------------------------------
+
+void Residence::lay_out_experts(const Plan& plan, const StepList& steps) {
+  for (const Step& step : steps.steps) {
+    const auto* m = std::get_if<MoeStep>(&step);
+    if (!m) continue;
+    const Weight* w[3];
+    const WeightId ids[3] = {m->op.gate, m->op.up, m->op.down};
+    for (int i = 0; i < 3; ++i) w[i] = &plan.weights[static_cast<size_t>(ids[i])];
+    DeviceExperts e;
+    e.n_experts = m->op.n_experts;
+    e.n_used = m->op.n_used;
+    e.tiled = can_tile(*w[0]) && can_tile(*w[1]) && can_tile(*w[2]) && w[0]->type == w[1]->type;
+    for (int i = 0; i < 3; ++i) {
+      e.offset[i] = e.slot_bytes;
+      e.slot_bytes += align_up(lay_out(*w[i], e.tiled, e.part[i]));
+    }
+    experts_.push_back(e);
+  }
+}
+
+void Residence::place_experts(Device& device, const Plan& plan, const ProgramOptions& options) {
+  std::vector<ExpertLayer> layers;
+  for (const DeviceExperts& e : experts_) layers.push_back({e.slot_bytes, e.n_experts, e.n_used});
+  uint64_t room = options.expert_bytes;
+  if (!room && !experts_.empty()) {
+    size_t free_bytes = 0, total = 0, others = 0;
+    device.cu.check(device.cu.cuMemGetInfo(&free_bytes, &total), "cuMemGetInfo");
+    for (const Weight& w : plan.weights)
+      if (w.ne[2] == 1) others += w.nbytes;
+    const size_t reserve = others + std::min(kExpertReserve, free_bytes / 8);
+    room = std::max<uint64_t>(1, free_bytes - std::min(free_bytes, reserve));
+  }
+  const ExpertPlan chosen = plan_experts(options.experts, layers, room);
+  expert_mode_ = chosen.mode;
+  size_t size = 0;
+  for (DeviceExperts& e : experts_) {
+    e.n_slots = std::min(e.n_experts, chosen.slots);
+    e.at = size;
+    size += e.slot_bytes * static_cast<size_t>(e.n_slots);
+  }
+  expert_arena_ = DeviceBuffer(device, size, "the experts");
+  for (DeviceExperts& e : experts_) e.at += expert_arena_.address();
+}
+
+/// Items of a mixture, an expert's three parts together; groups from `group` on, one each or one for all.
+void Residence::add_experts(const Plan& plan, const Moe& op, int32_t mixture, int group, bool one_group) {
+  DeviceExperts& at = experts_[static_cast<size_t>(mixture)];
+  at.group = group;
+  const WeightId ids[3] = {op.gate, op.up, op.down};
+  for (int32_t e = 0; e < op.n_experts; ++e)
+    for (int i = 0; i < 3; ++i) {
+      const Weight& w = plan.weights[static_cast<size_t>(ids[i])];
+      LoadItem item = load_item(w, at.part[i]);
+      item.bytes /= static_cast<size_t>(op.n_experts);
+      item.data = static_cast<const char*>(item.data) + static_cast<size_t>(e) * item.bytes;
+      item.offset += static_cast<uint64_t>(e) * item.bytes;
+      item.group = one_group ? group : group + e;
+      item.in_slot = true;
+      item.slot_offset = at.offset[i];
+      item.dest = at.at + static_cast<size_t>(e) * at.slot_bytes + at.offset[i];
+      list_.items.push_back(item);
+    }
 }
 
 }  // namespace reflex::cuda

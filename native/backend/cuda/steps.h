@@ -58,6 +58,16 @@ struct AttentionStep {
   HeadSpec q, k, v;  ///< q.out is op.q; it is the same as q.in where there is nothing to do
 };
 
+/// A mixture of experts: op.in = norm(in) where `norm` says, op.router = router op.in where that is a
+/// weight (and the plan's Linear is not a step), out = the experts' sum [+ residual].
+struct MoeStep {
+  Moe op{};
+  NormSpec norm;
+  WeightId router = kNone;
+  ValueId in = kNone, residual = kNone, out = kNone;
+  int32_t index = 0;  ///< among the plan's mixtures
+};
+
 struct NormStep {
   ValueId in = kNone, out = kNone;
   NormSpec norm;
@@ -77,7 +87,7 @@ struct SelectStep {
 };
 
 using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
-                          SigmoidGateStep, SelectStep, HeadStep>;
+                          SigmoidGateStep, MoeStep, SelectStep, HeadStep>;
 
 struct StepList {
   std::vector<Step> steps;

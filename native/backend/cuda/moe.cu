@@ -1,0 +1,306 @@
+// Who goes to which expert: the router, the choice, and the rows of a pass sorted by expert; and the
+// weighted sum of what the experts make. All in f32 and in a fixed order, whatever else runs.
+// Refuses: the experts' own products (moe_one.cu, moe_rows.cu, moe_raw.cu).
+#include "backend/cuda/device.cuh"
+#include "backend/cuda/moe_params.h"
+
+namespace reflex::cuda {
+
+namespace {
+
+constexpr float kLowest = -3.402823466e38f;
+
+struct ChoiceMemory {
+  float score[kMaxExperts], choice[kMaxExperts];
+  float group[kMaxExperts];  ///< scores of groups
+  float scratch[32];
+  int32_t before[kExpertWarps + 1];
+  float sum;
+};
+
+__device__ __forceinline__ float block_max(float v, float* scratch) {
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) v = fmaxf(v, __shfl_xor_sync(kFull, v, m));
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+  __syncthreads();
+  float all = scratch[0];
+  for (int i = 1; i < static_cast<int>(blockDim.x) / 32; ++i) all = fmaxf(all, scratch[i]);
+  __syncthreads();
+  return all;
+}
+
+/// How many of x (n) come before entry i: the larger, on a tie the lower index.
+__device__ __forceinline__ int rank_of(const float* x, int n, int i) {
+  const float own = x[i];
+  int rank = 0;
+#pragma unroll 8
+  for (int j = 0; j < n; ++j) rank += x[j] > own || (x[j] == own && j < i);
+  return rank;
+}
+
+__device__ __forceinline__ float group_score(const float* x, int n, bool best_two) {
+  float first = -INFINITY, second = -INFINITY;
+  for (int i = 0; i < n; ++i) {
+    if (x[i] > first)
+      second = first, first = x[i];
+    else if (x[i] > second)
+      second = x[i];
+  }
+  return best_two && n > 1 ? first + second : first;
+}
+
+/// A row's choice by the whole block. logits may have been written by other blocks of this launch.
+__device__ __forceinline__ void choose(const GatingParams& g, const float* logits, int32_t* ids,
+                                       float* weights, ChoiceMemory& s) {
+  const int n = g.n_experts, threads = blockDim.x;
+  if (g.sigmoid) {
+    for (int e = threadIdx.x; e < n; e += threads) s.score[e] = 1.0f / (1.0f + expf(-__ldcg(logits + e)));
+  } else {
+    float top = -INFINITY, sum = 0;
+    for (int e = threadIdx.x; e < n; e += threads) top = fmaxf(top, __ldcg(logits + e));
+    top = block_max(top, s.scratch);
+    for (int e = threadIdx.x; e < n; e += threads) sum += s.score[e] = expf(__ldcg(logits + e) - top);
+    sum = block_sum(sum, s.scratch);
+    for (int e = threadIdx.x; e < n; e += threads) s.score[e] /= sum;
+  }
+  for (int e = threadIdx.x; e < n; e += threads) {
+    const float c = s.score[e] + (g.bias ? g.bias[e] : 0.0f);
+    s.choice[e] = isnan(c) ? kLowest : c;
+  }
+  __syncthreads();
+  if (g.n_groups_used < g.n_groups) {
+    const int size = n / g.n_groups;
+    for (int i = threadIdx.x; i < g.n_groups; i += threads)
+      s.group[i] = group_score(s.choice + i * size, size, g.best_two);
+    __syncthreads();
+    for (int e = threadIdx.x; e < n; e += threads)
+      if (rank_of(s.group, g.n_groups, e / size) >= g.n_groups_used) s.choice[e] = -INFINITY;
+    __syncthreads();
+  }
+  // The chosen in ascending order: thread after thread, 32 experts of a warp at a time.
+  int base = 0;
+  for (int first = 0; first < n; first += threads) {
+    const int e = first + threadIdx.x;
+    const bool chosen = e < n && rank_of(s.choice, n, e) < g.n_used;
+    const unsigned mine = __ballot_sync(kFull, chosen);
+    if (threadIdx.x % 32 == 0) s.before[threadIdx.x / 32] = __popc(mine);
+    __syncthreads();
+    int before = base;
+    for (int w = 0; w < threads / 32; ++w) {
+      if (w < static_cast<int>(threadIdx.x) / 32) before += s.before[w];
+      base += s.before[w];
+    }
+    const int k = before + __popc(mine & ((1u << threadIdx.x % 32) - 1));
+    if (chosen) {
+      ids[k] = e;
+      s.group[k] = s.score[e];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x >= static_cast<unsigned>(g.n_used)) return;
+  float weight = s.group[threadIdx.x];
+  if (g.renormalise) {
+    float sum = 0;
+    for (int k = 0; k < g.n_used; ++k) sum += s.group[k];
+    weight /= sum;
+  }
+  weights[threadIdx.x] = weight * g.scale;
+}
+
+}  // namespace
+
+// A warp an expert; the last block to finish chooses.
+extern "C" __global__ void __launch_bounds__(kExpertThreads)
+    moe_route(const __grid_constant__ RouteParams p) {
+  __shared__ ChoiceMemory memory;
+  __shared__ bool last;
+  const int lane = threadIdx.x % 32, e = blockIdx.x * kExpertWarps + threadIdx.x / 32;
+  const bool mine = e < p.gating.n_experts;
+  const float* w = p.router + static_cast<size_t>(mine ? e : 0) * p.width;
+  if (mine && lane == 0) prefetch_l2(w, static_cast<uint32_t>(p.width) * 4u);
+  wait_for_inputs();
+  let_next_start();
+  float factor = 1.0f;
+  if (p.norm_weight) {
+    float squares = 0;
+    for (int c = threadIdx.x * 4; c < p.width; c += kExpertThreads * 4) {
+      const float4 v = *reinterpret_cast<const float4*>(p.x + c);
+      squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+    }
+    factor = rsqrtf(block_sum(squares, memory.scratch) / static_cast<float>(p.width) + p.norm_eps);
+  }
+  float sum = 0;
+#pragma unroll 4
+  for (int c = lane * 4; c < p.width; c += 128) {
+    float4 v = *reinterpret_cast<const float4*>(p.x + c);
+    if (p.norm_weight) {
+      const float4 n = *reinterpret_cast<const float4*>(p.norm_weight + c);
+      v = {v.x * factor * n.x, v.y * factor * n.y, v.z * factor * n.z, v.w * factor * n.w};
+    }
+    if (mine) {
+      const float4 r = *reinterpret_cast<const float4*>(w + c);
+      sum += v.x * r.x + v.y * r.y + (v.z * r.z + v.w * r.w);
+    }
+    if (p.norm_weight && blockIdx.x == 0 && threadIdx.x < 32) *reinterpret_cast<float4*>(p.normed + c) = v;
+  }
+  sum = warp_sum(sum);
+  if (mine && lane == 0) p.logits[e] = sum;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(p.ticket, 1u) == gridDim.x - 1;
+    if (last) *p.ticket = 0;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  choose(p.gating, p.logits, p.ids, p.weights, memory);
+}
+
+extern "C" __global__ void __launch_bounds__(kExpertThreads)
+    moe_choose(const __grid_constant__ ChooseParams p) {
+  __shared__ ChoiceMemory memory;
+  wait_for_inputs();
+  let_next_start();
+  const size_t row = blockIdx.x;
+  choose(p.gating, p.logits + row * p.gating.n_experts, p.ids + row * p.gating.n_used,
+         p.weights + row * p.gating.n_used, memory);
+}
+
+// 32 rows by 32 experts a block; a thread makes one row's four experts.
+extern "C" __global__ void __launch_bounds__(kExpertThreads)
+    moe_logits(const __grid_constant__ RouterParams p) {
+  constexpr int kSide = 32, kDepth = 64;
+  __shared__ float x[kSide][kDepth + 1], w[kSide][kDepth + 1];
+  wait_for_inputs();
+  let_next_start();
+  const int row = threadIdx.x / 8, col = threadIdx.x % 8;
+  const int first_row = blockIdx.x * kSide, first_expert = blockIdx.y * kSide;
+  float sum[4] = {};
+  for (int at = 0; at < p.width; at += kDepth) {
+    for (int i = threadIdx.x; i < kSide * kDepth; i += kExpertThreads) {
+      const int r = i / kDepth, c = at + i % kDepth;
+      const bool in = c < p.width;
+      x[r][i % kDepth] =
+          in && first_row + r < p.n_rows ? p.x[static_cast<size_t>(first_row + r) * p.width + c] : 0.0f;
+      w[r][i % kDepth] = in && first_expert + r < p.n_experts
+                             ? p.router[static_cast<size_t>(first_expert + r) * p.width + c]
+                             : 0.0f;
+    }
+    __syncthreads();
+#pragma unroll 16
+    for (int c = 0; c < kDepth; ++c) {
+      const float v = x[row][c];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += v * w[col + 8 * i][c];
+    }
+    __syncthreads();
+  }
+  if (first_row + row >= p.n_rows) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (first_expert + col + 8 * i < p.n_experts)
+      p.logits[static_cast<size_t>(first_row + row) * p.n_experts + first_expert + col + 8 * i] = sum[i];
+}
+
+// A bit per expert and row says who goes where; a row's place among its expert's is the bits before it.
+extern "C" __global__ void __launch_bounds__(kSortThreads) moe_sort(const __grid_constant__ SortParams p) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  __shared__ int32_t totals[2][32];
+  const int n = p.n_experts, words = (p.n_rows + 31) / 32, n_pairs = p.n_rows * p.n_used;
+  auto* bits = reinterpret_cast<uint32_t*>(shared);
+  auto* begin = reinterpret_cast<int32_t*>(bits + words * n);
+  auto* count = begin + n;
+  wait_for_inputs();
+  let_next_start();
+  for (int i = threadIdx.x; i < words * n; i += kSortThreads) bits[i] = 0;
+  for (int i = threadIdx.x; i < p.n_places; i += kSortThreads) p.row_of[i] = -1;
+  __syncthreads();
+  for (int i = threadIdx.x; i < n_pairs; i += kSortThreads) {
+    const int row = i / p.n_used;
+    atomicOr(bits + p.ids[i] * words + row / 32, 1u << row % 32);
+  }
+  __syncthreads();
+  // Where each expert's places and blocks begin: sums over the experts before it.
+  int base_place = 0, base_block = 0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int first = 0; first < n; first += kSortThreads) {
+    const int e = first + threadIdx.x;
+    int own = 0;
+    if (e < n)
+      for (int w = 0; w < words; ++w) own += __popc(bits[e * words + w]);
+    const int places = (own + kPlaceAlign - 1) / kPlaceAlign * kPlaceAlign;
+    const int blocks = (own + p.block_rows - 1) / p.block_rows;
+    int place = places, block = blocks;
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+      const int a = __shfl_up_sync(kFull, place, m), b = __shfl_up_sync(kFull, block, m);
+      if (lane >= m) place += a, block += b;
+    }
+    if (lane == 31) totals[0][warp] = place, totals[1][warp] = block;
+    __syncthreads();
+    int place_before = base_place, block_before = base_block;
+    for (int w = 0; w < kSortThreads / 32; ++w) {
+      if (w < warp) place_before += totals[0][w], block_before += totals[1][w];
+      base_place += totals[0][w], base_block += totals[1][w];
+    }
+    place += place_before - places;
+    block += block_before - blocks;
+    if (e < n) {
+      begin[e] = place;
+      count[e] = own;
+      for (int i = 0; i < blocks; ++i)
+        p.blocks[block + i] = {e, place + i * p.block_rows, min(p.block_rows, own - i * p.block_rows)};
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *p.n_blocks = base_block;
+  for (int i = threadIdx.x; i < n_pairs; i += kSortThreads) {
+    const int row = i / p.n_used, e = p.ids[i];
+    int place = begin[e] + __popc(bits[e * words + row / 32] & ((1u << row % 32) - 1));
+    for (int w = 0; w < row / 32; ++w) place += __popc(bits[e * words + w]);
+    p.place_of[i] = place;
+    p.row_of[place] = row;
+  }
+}
+
+// A place a block.
+extern "C" __global__ void __launch_bounds__(kExpertThreads)
+    moe_gather(const __grid_constant__ PlaceParams p) {
+  wait_for_inputs();
+  let_next_start();
+  const int place = blockIdx.x, row = p.row_of[place];
+  if (row < 0) return;
+  const float* x = p.x + static_cast<size_t>(row) * p.width;
+  auto* out = static_cast<uint32_t*>(p.out);
+#pragma unroll 2
+  for (int c = 4 * threadIdx.x; c < p.n_units * kUnit; c += 4 * kExpertThreads) {
+    float v[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (c + i < p.width) v[i] = x[c + i];
+    const size_t at = fragment_index(place, c, p.n_units) / 2;
+    out[at] = activation_pair(v[0], v[1]);
+    out[at + 2] = activation_pair(v[2], v[3]);
+  }
+}
+
+// grid (ceil(width / 256), rows)
+extern "C" __global__ void __launch_bounds__(kExpertThreads)
+    moe_combine(const __grid_constant__ CombineParams p) {
+  wait_for_inputs();
+  let_next_start();
+  const int c = blockIdx.x * kExpertThreads + threadIdx.x;
+  const size_t row = blockIdx.y;
+  if (c >= p.width) return;
+  float y = 0;
+#pragma unroll 4
+  for (int k = 0; k < p.n_used; ++k) {
+    const size_t pair = row * p.n_used + k;
+    y += p.weights[pair] * p.experts[static_cast<size_t>(p.place_of[pair]) * p.width + c];
+  }
+  const size_t at = row * p.width + c;
+  p.out[at] = y + (p.residual ? p.residual[at] : 0.0f);
+}
+
+}  // namespace reflex::cuda
