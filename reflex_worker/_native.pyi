@@ -119,6 +119,7 @@ class Engine:
         parse_special: bool = True,
         literal_spans: Sequence[tuple[int, int]] = (),
         add_bos: bool | None = None,
+        score_from: Sequence[int] = (),
         score: str = "auto",
         temperature: float = 1.0,
         timeout_ms: int | None = None,

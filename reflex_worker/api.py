@@ -335,11 +335,16 @@ class Engine:
         parse_special: bool = True,
         literal_spans: Sequence[tuple[int, int]] = (),
         add_bos: bool | None = None,
+        score_from: Sequence[int] = (),
         score: str = "auto",
         temperature: float = 1.0,
         timeout_ms: int | None = None,
     ) -> Scoring:
-        """Check a system1 request and ready it; nothing runs before its first step."""
+        """Check a system1 request and ready it; nothing runs before its first step.
+
+        score_from: per candidate, the first of its tokens that counts; those before it are read as
+        context only. Empty: every token counts.
+        """
         texts = None
         if self._fallback() is not None:
             how = {"parse_special": parse_special, "literal_spans": literal_spans, "add_bos": add_bos}
@@ -358,6 +363,7 @@ class Engine:
             parse_special=parse_special,
             literal_spans=literal_spans,
             add_bos=add_bos,
+            score_from=list(score_from),
             score=score,
             temperature=temperature,
             timeout_ms=timeout_ms,

@@ -124,7 +124,7 @@ class Joules:
     def __init__(self):
         import time
 
-        from .cli_energy import find_meters
+        from .energy import find_meters
 
         self.meters = find_meters()
         self.begin, self.counts = time.monotonic(), {m: read() for m, read in self.meters.items()}

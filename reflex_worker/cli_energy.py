@@ -10,6 +10,7 @@ from .cli_args import Option, UsageError, int32
 from .cli_args import parse as parse_options
 from .cli_args import usage as usage_text
 from .cli_output import result_line
+from .energy import find_meters
 
 OPTIONS = [
     Option("--runs", int32, 10, "N", help="runs, back to back"),
@@ -80,71 +81,3 @@ class MeterError(Exception):
     """There is nothing to measure with."""
 
     kind = "unsupported"
-
-
-def find_meters():
-    """{name: function that returns joules so far}."""
-    meters = {}
-    for name, make in (("gpu", nvml_joules), ("cpu", rapl_joules)):
-        read = make()
-        if read is not None:
-            meters[name] = read
-    return meters
-
-
-def nvml_joules():
-    import ctypes
-
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    handle = ctypes.c_void_p()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)):
-        return None
-    count = ctypes.c_ulonglong()
-    if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count)):
-        return None
-
-    def read():
-        nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count))
-        return count.value / 1e3
-
-    return read
-
-
-def rapl_joules(root="/sys/class/powercap"):
-    """Sum over the packages, wraps counted."""
-    import os
-
-    packages = []
-    try:
-        names = sorted(os.listdir(root))
-    except OSError:
-        return None
-    for name in names:
-        if name.count(":") != 1 or "rapl" not in name:
-            continue
-        try:
-            with open(f"{root}/{name}/energy_uj") as f:
-                first = int(f.read())
-            with open(f"{root}/{name}/max_energy_range_uj") as f:
-                span = int(f.read())
-        except (OSError, ValueError):
-            continue
-        packages.append([f"{root}/{name}/energy_uj", first, 0, span])
-    if not packages:
-        return None
-
-    def read():
-        total = 0
-        for package in packages:
-            with open(package[0]) as f:
-                now = int(f.read())
-            if now < package[1]:
-                package[2] += package[3]
-            package[1] = now
-            total += now + package[2]
-        return total / 1e6
-
-    return read

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .cli_args import Option, UsageError, int32, parse
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, boot_driver, demo_path
+from .signals import take_over
 
 
 def octal(text):
@@ -50,6 +51,7 @@ def enough(name):
 
 
 def main(name, argv):
+    take_over()
     boot_driver(argv)
     from .serve import ServeOptions, run_stdio, run_uds
 

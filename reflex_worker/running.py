@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import UNSET, UnsetType
 from reflex_protocol.messages import (
     CandidateScore,
     Constraint,
@@ -25,6 +26,8 @@ from reflex_protocol.messages import (
     Usage,
     WorkerMessage,
 )
+
+from .energy import Meters, spent
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -46,9 +49,11 @@ START_PHASES = ("launch", "gguf_open", "cuda_init", "model_load", "first_kernel_
 class Run:
     """A request that the engine has accepted. `step()` until it gives the final line."""
 
-    def __init__(self, engine: Any, request: Request) -> None:
+    def __init__(self, engine: Any, request: Request, meters: Meters) -> None:
         """Raises what the engine raises: nothing has run then."""
         self.request = request
+        self._meters = meters
+        self._joules = meters.read() if request.energy else {}
         self._engine = engine
         self._bytes: Callable[[int], bytes] = engine.token_bytes
         self._task = _score(engine, request) if request.scores else _generate(engine, request)
@@ -90,7 +95,12 @@ class Run:
             seed=task.seed,
             usage=Usage(**task.usage),
             timings=self._timings(),
+            energy=self._energy(),
         )
+
+    def _energy(self) -> dict[str, float] | UnsetType:
+        """Joules since the request began, where it asks and a meter knows."""
+        return spent(self._joules, self._meters.read()) or UNSET if self._joules else UNSET
 
     def _timings(self) -> dict[str, float]:
         """The request's own milliseconds, behind those of the start it came after."""
@@ -110,6 +120,7 @@ class Run:
             score=task.score_kind,
             usage=Usage(**task.usage),
             timings=self._timings(),
+            energy=self._energy(),
         )
 
     def _top(self, pairs: list[tuple[int, float]]) -> list[TopLogprob]:
@@ -160,6 +171,7 @@ def _score(engine: Any, r: Request) -> Any:
         parse_special=r.parse_special,
         literal_spans=r.literal_spans,
         add_bos=r.add_bos,
+        score_from=r.score_from,
         score=r.score,
         temperature=r.temperature,
         timeout_ms=r.timeout_ms,

@@ -169,11 +169,13 @@ def _assemble(
     facts: dict[str, Any],
     before_death: Callable[[], None] = lambda: None,
 ) -> tuple[Worker, Bell]:
+    from .energy import Meters
     from .signals import Watch
     from .transport import Bell
     from .worker import Worker
 
-    worker = Worker(max_line_bytes=options.max_line_bytes, start_load=loader.start)
+    meters = Meters(gpu_of(options.device))
+    worker = Worker(max_line_bytes=options.max_line_bytes, start_load=loader.start, meters=meters)
     _kept.append(worker)
     loader.has_work = lambda: worker.has_waiting
     if options.model is not None:
@@ -187,6 +189,12 @@ def _assemble(
             announce(tag, facts, engine)
 
     return worker, Bell(loader, lambda: watch.terminated, on_loaded)
+
+
+def gpu_of(device: str) -> int:
+    """The number of a device `cuda:N`; 0 for what names none."""
+    number = device.partition(":")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def announce(tag: str, facts: dict[str, Any], engine: Any) -> None:

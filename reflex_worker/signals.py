@@ -2,32 +2,53 @@
 
 A thread of its own hears of them through the wake-up descriptor, which the C-level handler writes
 to: Python's own handlers run between two lines of Python, and the main thread may be inside a step
-that lasts.
+that lasts. The handlers are in place before anything that takes time (`take_over`); what comes before
+there is anybody to tell waits in the descriptor.
 """
 
 from __future__ import annotations
 
-import _thread
-import os
-import signal
-from collections.abc import Callable
+import _signal  # pyright: ignore[reportMissingImports]  # the C half: `signal` takes enum and more with it
+import posix
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIGNALS = (_signal.SIGTERM, _signal.SIGINT)
+
+# Where signals are read from, once they are taken over: it holds for the process.
+_bytes_fd = -1
+
+
+def take_over() -> None:
+    """From now on neither signal ends the process by itself. Call it in the main thread, and first of
+    all; a Watch must follow."""
+    global _bytes_fd
+    if _bytes_fd >= 0:
+        return
+    _bytes_fd, wake = posix.pipe2(posix.O_CLOEXEC)
+    posix.set_blocking(wake, False)
+    _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        _signal.signal(number, _ignore)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """The wake-up descriptor has it already."""
 
 
 class Watch:
-    """Takes both signals over, for the rest of the process. Make it in the main thread."""
+    """Acts on both signals, for the rest of the process. Make it in the main thread."""
 
     def __init__(self, on_first: Callable[[], None], on_second: Callable[[], None]) -> None:
         """on_first wakes the worker; on_second cleans up before the process ends with 128 + signal."""
+        import _thread
+
         self.terminated = False
         self._on_first = on_first
         self._on_second = on_second
-        self._bytes, wake = os.pipe()
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in SIGNALS:
-            signal.signal(number, lambda _number, _frame: None)
+        take_over()
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
@@ -38,7 +59,7 @@ class Watch:
         try:
             self._on_second()
         finally:
-            os._exit(128 + number)
+            posix._exit(128 + number)
 
     def _next(self) -> int:
-        return os.read(self._bytes, 1)[0]
+        return posix.read(_bytes_fd, 1)[0]

@@ -38,6 +38,7 @@ from reflex_protocol.messages import (
 from reflex_protocol.validate import MAX_LOGPROBS
 
 from . import __version__
+from .energy import Meters
 from .running import Run, error_final, kind_of, summary, utf8
 
 # Lines that wait for their turn may hold this many bytes; past that they wait in the pipe. One
@@ -56,6 +57,8 @@ CAPABILITIES = [
     "prompt_logprobs",
     "literal_spans",
     "timeout",
+    "energy",
+    "score_from",
     "tokenize",
     "detokenize",
     "load",
@@ -80,9 +83,10 @@ class Waiting:
 class Worker:
     """One model, one client at a time, one request at a time."""
 
-    def __init__(self, *, max_line_bytes: int, start_load: Callable[[str], None]) -> None:
+    def __init__(self, *, max_line_bytes: int, start_load: Callable[[str], None], meters: Meters) -> None:
         """start_load begins to load a model; `load_finished` tells how it ended."""
         self.max_line_bytes = max_line_bytes
+        self._meters = meters
         self.exit_status = 0
         self.load_error: BaseException | None = None  # of the model that the command line named
         self._start_load = start_load
@@ -198,9 +202,14 @@ class Worker:
 
     def _begin(self, request: Request) -> None:
         try:
-            self._run = Run(self._engine, request)
+            if request.energy:
+                self._open_meters()
+            self._run = Run(self._engine, request, self._meters)
         except Exception as e:
             self._fail(request.id, e)
+
+    def _open_meters(self) -> None:
+        self._meters.open(on_gpu=self._engine.info["device"].startswith("CUDA"))
 
     def _step(self, run: Run) -> None:
         if self._run_cancelled is not None:
@@ -244,6 +253,7 @@ class Worker:
                 text = engine.detokenize(message.token_ids, skip_special=message.skip_special)
                 self._say(DetokenizeAnswer(id=message.id, text=text))
             elif isinstance(message, Info):
+                self._open_meters()  # whoever asks will send requests, and may ask what they cost
                 facts = dict(engine.info)
                 facts["path"] = utf8(facts["path"])
                 special = {**engine.special_tokens, "control": engine.control_tokens}

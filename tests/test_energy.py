@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
-from reflex_worker import cli_doctor, cli_energy, cli_plot
+from reflex_worker import cli_doctor, cli_plot, energy
 
 
 def make_package(root, name: str, micro_joules: int, span: int = 1000_000_000):
@@ -21,7 +24,7 @@ def test_rapl_sums_packages_and_counts_a_wrap(tmp_path):
     a = make_package(tmp_path, "intel-rapl:0", 999_000_000)
     make_package(tmp_path, "intel-rapl:1", 5_000_000)
     make_package(tmp_path, "intel-rapl:0:0", 123)  # a part of package 0: not counted twice
-    read = cli_energy.rapl_joules(str(tmp_path))
+    read = energy.rapl_joules(str(tmp_path))
     assert read is not None
     before = read()
     assert before == pytest.approx(1004.0)
@@ -30,10 +33,58 @@ def test_rapl_sums_packages_and_counts_a_wrap(tmp_path):
 
 
 def test_rapl_absent_or_unreadable_is_no_meter(tmp_path):
-    assert cli_energy.rapl_joules(str(tmp_path / "none")) is None
+    assert energy.rapl_joules(str(tmp_path / "none")) is None
     folder = tmp_path / "intel-rapl:0"
     folder.mkdir()
-    assert cli_energy.rapl_joules(str(tmp_path)) is None
+    assert energy.rapl_joules(str(tmp_path)) is None
+
+
+NVML = r"""
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
+  *handle = (void *)(bus[0] == '7' ? 8L : 1L);
+  return 0;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) { *handle = (void *)(i + 1L); return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *mj) {
+  static unsigned long long n;
+  *mj = (unsigned long long)(long)handle * 1000 + 500 * n++;
+  return 0;
+}
+"""
+CUDA = r"""
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetPCIBusId(char *bus, int n, int device) {
+  bus[0] = device == 2 ? '7' : '0';
+  bus[1] = 0;
+  return 0;
+}
+"""
+READ_ALL = """
+import sys
+from reflex_worker.energy import Meters, nvml_joules, spent
+print(nvml_joules(0)(), nvml_joules(2)())
+meters = Meters(2)
+meters.open(True)
+while not (before := meters.read()):
+    pass
+print(spent({"gpu": before["gpu"]}, meters.read()))
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="builds a stand-in for NVIDIA's libraries")
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has an NVIDIA driver")
+def test_the_gpu_that_is_read_is_the_one_that_computes(tmp_path):
+    """CUDA and NVML number GPUs in orders of their own: device 2 may be NVML's 7."""
+    for name, source in (("libnvidia-ml.so.1", NVML), ("libcuda.so.1", CUDA)):
+        (tmp_path / "x.c").write_text(source)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "x.c"], check=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL], env=env, capture_output=True, text=True, timeout=60
+    )
+    # One count at each opening, and half a joule more at each look.
+    assert done.stdout.splitlines() == ["1.5 9.5", "{'gpu': 0.5}"], done.stderr
 
 
 def test_energy_expects_a_command(reflex):

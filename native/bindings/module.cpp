@@ -241,8 +241,8 @@ std::unique_ptr<Scoring> start_score(Engine& engine, std::optional<std::string> 
                                      std::optional<std::vector<int32_t>> ids,
                                      std::optional<std::vector<std::vector<int32_t>>> candidate_ids,
                                      bool parse_special, Spans spans, std::optional<bool> add_bos,
-                                     const std::string& score, double temperature,
-                                     std::optional<int> timeout_ms) {
+                                     std::vector<int32_t> score_from, const std::string& score,
+                                     double temperature, std::optional<int> timeout_ms) {
   if (candidates.has_value() == candidate_ids.has_value())
     fail(ErrorKind::invalid_input, "expected exactly one of candidates and candidate_token_ids, found %s",
          candidates ? "both" : "neither");
@@ -251,6 +251,7 @@ std::unique_ptr<Scoring> start_score(Engine& engine, std::optional<std::string> 
   r.use_ids = candidate_ids.has_value();
   if (candidates) r.candidates = std::move(*candidates);
   if (candidate_ids) r.candidate_ids = std::move(*candidate_ids);
+  r.score_from = std::move(score_from);
   r.score = score_kind(score);
   r.temperature = temperature;
   r.timeout_ms = timeout_ms;
@@ -366,8 +367,8 @@ void bind_engine(nb::module_& m) {
            "skip_special"_a = true, "timeout_ms"_a = nb::none(), nb::keep_alive<0, 1>())
       .def("score", &start_score, "prompt"_a = nb::none(), "candidates"_a = nb::none(), nb::kw_only(),
            "prompt_token_ids"_a = nb::none(), "candidate_token_ids"_a = nb::none(), "parse_special"_a = true,
-           "literal_spans"_a = Spans{}, "add_bos"_a = nb::none(), "score"_a = "auto", "temperature"_a = 1.0,
-           "timeout_ms"_a = nb::none(), nb::keep_alive<0, 1>())
+           "literal_spans"_a = Spans{}, "add_bos"_a = nb::none(), "score_from"_a = std::vector<int32_t>{},
+           "score"_a = "auto", "temperature"_a = 1.0, "timeout_ms"_a = nb::none(), nb::keep_alive<0, 1>())
       .def("logits", &logits_rows, "token_ids"_a, "outputs"_a, nb::kw_only(), "chunk"_a = 0)
       .def("warm_up", &Engine::warm_up, nb::call_guard<nb::gil_scoped_release>());
 }

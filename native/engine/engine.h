@@ -120,6 +120,7 @@ struct ScoreRequest {
   std::vector<std::string> candidates;  ///< or candidate_ids
   std::vector<std::vector<int32_t>> candidate_ids;
   bool use_ids = false;
+  std::vector<int32_t> score_from;  ///< per candidate, the first of its tokens that counts; empty: 0 for all
   ScoreKind score = ScoreKind::automatic;
   double temperature = 1.0;
   std::optional<int> timeout_ms;

@@ -47,6 +47,7 @@ class ScoringImpl final : public Scoring {
 
  private:
   void encode_candidates(const ScoreRequest& request, const std::vector<int32_t>& prompt);
+  void check_score_from(const ScoreRequest& request);
   std::vector<int32_t> join(const ScoreRequest& request, const std::vector<int32_t>& prompt, size_t i) const;
   void next_group();
   void run_chunk();
@@ -63,9 +64,10 @@ class ScoringImpl final : public Scoring {
   Deadline deadline_;
   int n_prompt_ = 0;
   std::vector<CandidateScore> candidates_;
+  std::vector<size_t> from_;  // per candidate: tokens before it are context, and no head is computed for them
   std::vector<size_t> order_;  // candidates sorted by ids, so that shared prefixes are neighbours
   std::vector<int32_t>
-      first_ids_;  // every candidate's first token, ascending: looked up at the prompt's last row
+      first_ids_;  // every candidate's first token that counts, ascending: looked up at the prompt's last row
   size_t group_begin_ = 0, group_end_ = 0;
   RowList rows_;  // prompt, then the group's trie in depth-first order
   std::vector<OutputRow> outputs_;
@@ -93,10 +95,12 @@ ScoringImpl::ScoringImpl(EngineImpl& engine, const ScoreRequest& request)
   engine.check_prompt(prompt);
   n_prompt_ = static_cast<int>(prompt.size());
   encode_candidates(request, prompt);
+  check_score_from(request);
   timings_.tokenize = now_ms() - t0;
   if (kind_ == ScoreKind::automatic) {
-    const bool single = std::all_of(candidates_.begin(), candidates_.end(),
-                                    [](const CandidateScore& c) { return c.token_ids.size() == 1; });
+    bool single = true;
+    for (size_t i = 0; i < candidates_.size(); ++i)
+      single = single && candidates_[i].token_ids.size() == from_[i] + 1;
     kind_ = single ? ScoreKind::logit_sum : ScoreKind::logprob_sum;
   }
   rows_.add_chain(prompt);
@@ -104,7 +108,8 @@ ScoringImpl::ScoringImpl(EngineImpl& engine, const ScoreRequest& request)
   std::stable_sort(order_.begin(), order_.end(),
                    [&](size_t a, size_t b) { return candidates_[a].token_ids < candidates_[b].token_ids; });
   for (size_t i : order_)
-    if (const int32_t id = candidates_[i].token_ids[0]; first_ids_.empty() || first_ids_.back() != id)
+    if (const int32_t id = candidates_[i].token_ids[0];
+        from_[i] == 0 && (first_ids_.empty() || first_ids_.back() != id))
       first_ids_.push_back(id);
   next_group();
 }
@@ -130,6 +135,23 @@ void ScoringImpl::encode_candidates(const ScoreRequest& request, const std::vect
       fail(ErrorKind::context_overflow,
            "candidates[%zu]: %zu prompt tokens and %zu of the candidate do not fit the context of %d", i,
            prompt.size(), c.token_ids.size(), engine_.n_ctx());
+  }
+}
+
+void ScoringImpl::check_score_from(const ScoreRequest& request) {
+  from_.assign(candidates_.size(), 0);
+  if (request.score_from.empty()) return;
+  if (request.score_from.size() != candidates_.size())
+    fail(ErrorKind::invalid_input, "score_from: expected one number per candidate (%zu), found %zu",
+         candidates_.size(), request.score_from.size());
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    const int32_t from = request.score_from[i];
+    const size_t n = candidates_[i].token_ids.size();
+    if (from < 0 || static_cast<size_t>(from) >= n)
+      fail(ErrorKind::invalid_input,
+           "score_from[%zu]: expected 0 to %zu (one of the candidate's %zu tokens must count), found %d", i,
+           n - 1, n, from);
+    from_[i] = static_cast<size_t>(from);
   }
 }
 
@@ -168,7 +190,7 @@ void ScoringImpl::next_group() {
   // The prompt's last row runs with the first group only, so it serves all groups at once.
   const int32_t root = n_prompt_ - 1;
   values_.erase(values_.upper_bound(root), values_.end());
-  if (group_begin_ == 0) outputs_.push_back({root, first_ids_});
+  if (group_begin_ == 0 && !first_ids_.empty()) outputs_.push_back({root, first_ids_});
   std::map<int32_t, size_t> output_of;  // slot -> index into outputs_
   const auto lookup = [&](int32_t slot, int32_t id) {
     if (slot == root) {
@@ -185,6 +207,7 @@ void ScoringImpl::next_group() {
   const std::vector<int32_t>* before = nullptr;
   for (; group_end_ < order_.size(); ++group_end_) {
     const std::vector<int32_t>& ids = candidates_[order_[group_end_]].token_ids;
+    const size_t from = from_[order_[group_end_]];
     size_t shared = 0;
     while (before && shared < path.size() && shared + 1 < ids.size() && (*before)[shared] == ids[shared])
       ++shared;
@@ -198,7 +221,7 @@ void ScoringImpl::next_group() {
     std::vector<Lookup> look;
     for (size_t k = 0; k < ids.size(); ++k) {
       const int32_t parent = k == 0 ? root : path[k - 1];
-      look.push_back(lookup(parent, ids[k]));
+      if (k >= from) look.push_back(lookup(parent, ids[k]));
       if (k + 1 < ids.size() && k >= shared)
         path.push_back(rows_.add(ids[k], n_prompt_ + static_cast<int32_t>(k), parent));
     }
@@ -301,7 +324,7 @@ void ScoringImpl::finish_group() {
     CandidateScore& c = candidates_[order_[group_begin_ + g]];
     c.score = 0;
     for (const Lookup& l : lookups_[g]) c.score += values_.at(l.slot)[static_cast<size_t>(l.index)];
-    if (kind_ == ScoreKind::logprob_mean) c.score /= static_cast<double>(c.token_ids.size());
+    if (kind_ == ScoreKind::logprob_mean) c.score /= static_cast<double>(lookups_[g].size());
   }
 }
 

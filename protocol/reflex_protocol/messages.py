@@ -79,6 +79,7 @@ class Request(ToWorker, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     score: ScoreKind = "auto"
+    score_from: list[int] = []
     parse_special: bool = True
     literal_spans: list[tuple[int, int]] = []
     skip_special: bool = True
@@ -88,6 +89,7 @@ class Request(ToWorker, kw_only=True):
     constraint: Constraint | None = None
     timeout_ms: int | None = None
     progress: bool = False
+    energy: bool = False
 
     @property
     def scores(self) -> bool:
@@ -228,7 +230,7 @@ class ProgressEvent(FromWorker, kw_only=True, tag_field="event", tag="progress")
 
 
 class GenerateFinal(FromWorker, kw_only=True, tag_field="event", tag="final"):
-    """The end of a generate request."""
+    """The end of a generate request; `energy` is in joules, by meter, where asked for and known."""
 
     id: str | None = None
     ok: Literal[True] = True
@@ -241,6 +243,7 @@ class GenerateFinal(FromWorker, kw_only=True, tag_field="event", tag="final"):
     seed: int | None = None
     usage: Usage
     timings: dict[str, float] = {}
+    energy: dict[str, float] | UnsetType = UNSET
 
 
 class CandidateScore(FromWorker, kw_only=True):
@@ -253,7 +256,7 @@ class CandidateScore(FromWorker, kw_only=True):
 
 
 class ScoreFinal(FromWorker, kw_only=True, tag_field="event", tag="final"):
-    """The end of a system1 request; `entropy` is in bits."""
+    """The end of a system1 request; `entropy` is in bits, `energy` as of generate."""
 
     id: str | None = None
     ok: Literal[True] = True
@@ -263,6 +266,7 @@ class ScoreFinal(FromWorker, kw_only=True, tag_field="event", tag="final"):
     score: ScoreKind
     usage: Usage
     timings: dict[str, float] = {}
+    energy: dict[str, float] | UnsetType = UNSET
 
 
 class ErrorFinal(FromWorker, kw_only=True, tag_field="event", tag="final"):

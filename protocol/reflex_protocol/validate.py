@@ -91,7 +91,7 @@ _GENERATE_ONLY: Final = (
     ("prompt_logprobs", None),
     ("constraint", None),
 )
-_SYSTEM1_ONLY: Final = (("temperature", 1.0), ("score", "auto"))
+_SYSTEM1_ONLY: Final = (("temperature", 1.0), ("score", "auto"), ("score_from", []))
 _HINT: Final = {"temperature": " (sampling.temperature is that of generate)"}
 
 
@@ -119,8 +119,18 @@ def _system1(r: Request) -> None:
             if not ids:
                 _fail(f"candidate_token_ids[{i}]", "at least one id", "none")
             _ids(ids, f"candidate_token_ids[{i}]")
+    _score_from(r)
     if not (math.isfinite(r.temperature) and r.temperature > 0):
         _fail("temperature", "a finite number above 0", r.temperature)
+
+
+def _score_from(r: Request) -> None:
+    candidates = r.candidates if r.candidates is not None else r.candidate_token_ids
+    if r.score_from and len(r.score_from) != len(candidates or []):
+        _fail("score_from", f"one number per candidate ({len(candidates or [])})", len(r.score_from))
+    for i, start in enumerate(r.score_from):
+        most = INT32_MAX if r.candidate_token_ids is None else len(r.candidate_token_ids[i]) - 1
+        _between(start, 0, most, f"score_from[{i}]")
 
 
 def _generate(r: Request) -> None:

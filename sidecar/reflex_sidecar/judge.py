@@ -11,8 +11,9 @@ worker's prompt; the rest of each, and then each option, are its candidates:
                     |                        +-- option 1b
                     +-- rest of question 2 --+-- option 2a ...
 
-The worker packs candidates into a tree, so that nothing is computed twice. A candidate's score is
-the sum of its tokens' log-probabilities, and what the options of one question share cancels.
+The worker packs candidates into a tree, so that nothing is computed twice, and scores them from their
+option on: of a question's own tokens no logits are needed (`score_from`; what the options of one
+question share would cancel). A candidate's score is the sum of its option's log-probabilities.
 """
 
 from __future__ import annotations
@@ -78,14 +79,17 @@ async def judge(services: Services, job: Job, questions: list[Question], end: st
     prompts = await _prompt_ids(job, questions)
     options = await _option_ids(services, job, questions, prompts, end)
     n_shared = _common_length(prompts)
-    candidates = [
-        prompt[n_shared:] + option for prompt, each in zip(prompts, options, strict=True) for option in each
-    ]
+    candidates, starts = [], []
+    for prompt, each in zip(prompts, options, strict=True):
+        candidates += [prompt[n_shared:] + option for option in each]
+        starts += [len(prompt) - n_shared] * len(each)
+    counts_from = "score_from" in services.facts.capabilities
     final = await job.final(
         Request(
             prompt_token_ids=prompts[0][:n_shared],
             candidate_token_ids=candidates,
             score="logprob_sum",
+            score_from=starts if counts_from else [],
             progress=True,
         )
     )

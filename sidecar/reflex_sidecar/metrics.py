@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -14,8 +14,10 @@ Labels = tuple[tuple[str, str], ...]
 class Counter:
     """Only grows."""
 
-    def __init__(self, name: str, help: str) -> None:
+    def __init__(self, name: str, help: str, *, where_known: bool = False) -> None:
+        """where_known: nothing is shown, not 0, until something has been counted."""
         self.name, self.help = name, help
+        self._where_known = where_known
         self._values: dict[Labels, float] = {}
 
     def add(self, amount: float = 1, **labels: str) -> None:
@@ -29,6 +31,8 @@ class Counter:
 
     def lines(self) -> Iterable[str]:
         """The exposition."""
+        if self._where_known and not self._values:
+            return
         yield from _head(self.name, self.help, "counter")
         for labels, value in (self._values or {(): 0.0}).items():
             yield f"{self.name}{_braces(labels)} {_number(value)}"
@@ -71,7 +75,11 @@ class Metrics:
         self.templates = Counter(
             "reflex_plain_prompts_total", "Chats rendered without the chat template, by reason."
         )
-        self.energy = Counter("reflex_energy_joules_total", "Energy of requests, where the worker knows it.")
+        self.energy = Counter(
+            "reflex_energy_joules_total",
+            "Energy of the device while requests ran, by meter, where the worker has one.",
+            where_known=True,
+        )
         self.queue_wait = Histogram("reflex_queue_wait_seconds", "Time in line for the worker.")
         self.first_token = Histogram(
             "reflex_time_to_first_token_seconds", "From the request to its first token."
@@ -81,12 +89,15 @@ class Metrics:
         )
 
     def note_timings(self, timings: Mapping[str, float]) -> None:
-        """A final answer's timings: milliseconds, and joules where there are any."""
+        """A final answer's timings, in milliseconds."""
         for name, value in timings.items():
             if name in ("tokenize", "prompt_eval", "decode"):
                 self.worker_phase.add(value / 1000, phase=name)
-            elif name in ("joules", "energy_j"):
-                self.energy.add(value)
+
+    def note_energy(self, joules: Mapping[str, float]) -> None:
+        """A final answer's joules by meter."""
+        for meter, value in joules.items():
+            self.energy.add(value, meter=meter)
 
     def lines(self) -> Iterable[str]:
         """The exposition of all."""
@@ -94,9 +105,11 @@ class Metrics:
             yield from one.lines()
 
 
-def gauge(name: str, help: str, values: Mapping[Labels, float]) -> Iterable[str]:
+def gauge(
+    name: str, help: str, values: Mapping[Labels, float], kind: Literal["gauge", "counter"] = "gauge"
+) -> Iterable[str]:
     """The exposition of a value that is read when asked for."""
-    yield from _head(name, help, "gauge")
+    yield from _head(name, help, kind)
     for labels, value in values.items():
         yield f"{name}{_braces(labels)} {_number(value)}"
 

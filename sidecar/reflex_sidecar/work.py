@@ -16,6 +16,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING
 
+import msgspec
+from msgspec import UNSET
 from reflex_protocol.client import WorkerDied, WorkerError
 from reflex_protocol.errors import LocalProtocolError, RemoteProtocolError
 from reflex_protocol.messages import (
@@ -75,6 +77,8 @@ class Job:
 
     async def events(self, request: Request) -> AsyncGenerator[WorkerMessage | None, None]:
         """The worker's events for a request, its final last; None stands for a while of silence."""
+        if "energy" in self._services.facts.capabilities:
+            request = msgspec.structs.replace(request, energy=True)
         answer = self._send(request)
         try:
             while True:
@@ -135,6 +139,7 @@ class Job:
             metrics.completion_tokens.add(event.usage.completion_tokens)
             metrics.cached_tokens.add(event.usage.cached_tokens)
             metrics.note_timings(event.timings)
+            metrics.note_energy({} if event.energy is UNSET else event.energy)
             self._services.note_final(event)
 
     def _left(self) -> float:

@@ -12,8 +12,9 @@ brackets, the last of each in the prompt, tell it what to do:
     [[tell:FIELD]]    answer with a field of the request as it came (sampling.seed, constraint.grammar)
 
 Environment: FAKE_LOAD_MS, FAKE_LOAD_FAIL, FAKE_TEMPLATE, FAKE_LOG (lines received go there),
-FAKE_CONSTRAINT (it says that it can constrain, and lets everything through), FAKE_CRASH_AT_START (a
-file: while it holds a number above 0, that is decreased and the worker dies).
+FAKE_CONSTRAINT (it says that it can constrain, and lets everything through), FAKE_JOULES (what each
+request uses), FAKE_CRASH_AT_START (a file: while it holds a number above 0, that is decreased and the
+worker dies).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
 from reflex_protocol import LineError, LineSplitter, check, decode_line, encode
 from reflex_protocol.messages import (
     Cancel,
@@ -58,6 +60,7 @@ from reflex_protocol.messages import (
 
 N_CTX = 4096
 CONSTRAINS = bool(os.environ.get("FAKE_CONSTRAINT"))
+JOULES = float(os.environ.get("FAKE_JOULES", "0"))
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 SPECIAL = {text: 256 + i for i, text in enumerate(CONTROL + USER_DEFINED)}
@@ -156,7 +159,11 @@ class FakeWorker:
                 HelloAnswer(
                     id=message.id,
                     server="fake",
-                    capabilities=["generate", "system1", *(["constraint"] if CONSTRAINS else [])],
+                    capabilities=[
+                        *("generate", "system1", "score_from"),
+                        *(["constraint"] if CONSTRAINS else []),
+                        *(["energy"] if JOULES else []),
+                    ],
                     limits=limits,
                     state="ready",
                 )
@@ -324,18 +331,19 @@ class FakeWorker:
                 seed=1,
                 usage=Usage(prompt_tokens=len(ids), completion_tokens=len(out)),
                 timings={"prompt_eval": 1.0, "decode": 2.0},
+                energy={"cpu": JOULES} if m.energy and JOULES else UNSET,
             )
         )
 
     def score(self, m: Request, ids: list[int]) -> None:
         candidates = m.candidate_token_ids or [tokenize(c) for c in m.candidates or []]
         scores = []
-        for c in candidates:
+        for c, start in zip(candidates, m.score_from or [0] * len(candidates), strict=True):
             # A sum over tokens, each depending on all before it, as a model's would.
             path, total = hashlib.sha256(bytes(str(ids), "ascii")), 0.0
-            for t in c:
+            for k, t in enumerate(c):
                 path.update(str(t).encode())
-                total -= path.digest()[0] / 64
+                total -= path.digest()[0] / 64 if k >= start else 0
             scores.append(total)
         top_score = max(scores)
         weights = [math.exp((s - top_score) / m.temperature) for s in scores]
@@ -350,6 +358,7 @@ class FakeWorker:
                 entropy=-sum(q * math.log2(q) for q in p if q > 0),
                 best_index=scores.index(top_score),
                 score="logprob_sum",
+                energy={"cpu": JOULES} if m.energy and JOULES else UNSET,
                 usage=Usage(prompt_tokens=len(ids)),
             )
         )

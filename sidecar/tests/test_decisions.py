@@ -47,6 +47,18 @@ def test_questions_share_the_state_in_one_request(server: Server):
     assert request["score"] == "logprob_sum"
 
 
+def test_no_logits_are_asked_for_a_questions_own_tokens(server: Server):
+    """The full head was computed at every token of every question."""
+    server.post("/v1/systemone", state="s", questions=QUESTIONS)
+    sent = scored(server)[-1]
+    assert len(sent["score_from"]) == len(sent["candidate_token_ids"])
+    options = [
+        text(ids[start:]) for ids, start in zip(sent["candidate_token_ids"], sent["score_from"], strict=True)
+    ]
+    assert {o.removesuffix("<|im_end|>") for o in options} >= {"true", "false", "0", "1"}
+    assert all(o.endswith("<|im_end|>") and len(o) < 30 for o in options)
+
+
 def test_answers_have_the_shapes_of_system_one(server: Server):
     body = server.post("/v1/systemone", state="x", questions=QUESTIONS, model="any").json()
     assert list(body) == ["model", "answers", "usage"] and list(body["answers"]) == list(QUESTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,13 +78,59 @@ def test_metrics_count(server: Server):
     assert value("reflex_time_to_first_token_seconds_count") > 0
 
 
-def test_metrics_are_well_formed(server: Server):
-    text = server.http.get("/metrics").text
-    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
-    assert len(names) == len(set(names)) > 10
+# Prometheus's text format, 0.0.4.
+SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (\S+)')
+
+
+def families(text: str) -> dict[str, tuple[str, list[tuple[str, str, float]]]]:
+    """Each metric's type and samples (name, labels, value). Fails where Prometheus would."""
+    assert text.endswith("\n")
+    out: dict[str, tuple[str, list[tuple[str, str, float]]]] = {}
+    helped = name = ""
     for line in text.splitlines():
-        if not line.startswith("#"):
-            assert line.startswith(tuple(names)) and float(line.rpartition(" ")[2]) >= 0
+        if line.startswith("# HELP "):
+            helped = line.split(" ", 3)[2]
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name == helped and name not in out, f"{name} twice, or without help"
+            assert kind in ("counter", "gauge", "histogram")
+            assert (kind == "counter") == name.endswith("_total"), f"{name} is a {kind}"
+            out[name] = (kind, [])
+        else:
+            found = SAMPLE.fullmatch(line)
+            assert found, line
+            suffixes = ("_bucket", "_sum", "_count") if out[name][0] == "histogram" else ("",)
+            assert found[1] in {name + s for s in suffixes}, line
+            out[name][1].append((found[1], found[2] or "", float(found[3])))
+    return out
+
+
+def test_metrics_are_well_formed(server: Server):
+    server.chat("x")
+    r = server.http.get("/metrics")
+    assert r.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = families(r.text)
+    assert len(found) > 10
+    for name, (kind, samples) in found.items():
+        keys = [(n, labels) for n, labels, _ in samples]
+        assert len(keys) == len(set(keys)) and all(v >= 0 for *_, v in samples), name
+        if kind == "histogram":
+            buckets = [v for n, _, v in samples if n.endswith("_bucket")]
+            assert buckets == sorted(buckets)
+            assert [labels for n, labels, _ in samples if n.endswith("_bucket")][-1] == 'le="+Inf"'
+            assert buckets[-1] == next(v for n, _, v in samples if n.endswith("_count"))
+
+
+def test_energy_is_counted_where_known_and_left_out_where_not(server: Server, start_server: StartServer):
+    """It stood at 0, whatever was used."""
+    server.chat("x")
+    assert "reflex_energy_joules_total" not in families(server.http.get("/metrics").text)
+    able = start_server(env={"FAKE_JOULES": "1.5"})
+    assert "reflex_energy_joules_total" not in families(able.http.get("/metrics").text)
+    able.chat("x")
+    able.post("/v1/classify", prompt="x", labels=["a", "b"])
+    _, samples = families(able.http.get("/metrics").text)["reflex_energy_joules_total"]
+    assert samples == [("reflex_energy_joules_total", 'meter="cpu"', 3.0)]
 
 
 def test_the_description_names_every_route(server: Server):

@@ -105,6 +105,35 @@ def test_packed_pass_equals_one_pass_per_candidate(engine, name, prompt_length, 
     check(run(e, prompt, candidates, score=kind), e, prompt, candidates, kind, EXACT_MAX_DIFF)
 
 
+@pytest.mark.parametrize("chunk", [512, 33, 8])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["qwen3-untied", "qwen35", "deepseek2-lite"])
+def test_tokens_before_score_from_are_context_only(engine, name, kind, chunk):
+    """A candidate's counted tokens score as if those before them stood at the prompt's end."""
+    ref, e = load(name), engine(name, chunk=chunk)
+    candidates = mixed_candidates(ref.logits.shape[1], 40, seed=3)
+    starts = [i * 7 % len(c) for i, c in enumerate(candidates)]
+    prompt = ref.ids[:9]
+    scoring = run(e, prompt, candidates, score=kind, score_from=starts)
+    want = [slow_scores(e, prompt + c[:k], [c[k:]], kind)[0] for c, k in zip(candidates, starts, strict=True)]
+    found = [c[2] for c in scoring.candidates]
+    np.testing.assert_allclose(found, want, atol=EXACT_MAX_DIFF * max(map(len, candidates)), rtol=0)
+
+
+def test_a_score_from_that_leaves_nothing_to_score_is_refused(engine):
+    e = engine("qwen3-untied")
+    for starts, words in (
+        ([0], "one number per candidate"),
+        ([0, 1], r"score_from\[1\]"),
+        ([-1, 0], "found -1"),
+    ):
+        with pytest.raises(ReflexError, match=words) as refused:
+            run(e, [1, 2], [[3, 4], [5]], score_from=starts)
+        assert refused.value.kind == "invalid_input"
+    # One counted token each: raw logits, as when they were the only ones.
+    assert run(e, [1, 2], [[3, 4], [3, 5, 6]], score_from=[1, 2]).score_kind == "logit_sum"
+
+
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
 def test_packed_pass_on_other_instruction_sets(engine, isa):
     ref, e = load("qwen3-q8_0"), engine("qwen3-q8_0", isa=isa)

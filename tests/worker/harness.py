@@ -8,6 +8,7 @@ from typing import Any
 from reflex_protocol import decode_answer
 from reflex_protocol.messages import WorkerMessage
 
+from reflex_worker.energy import Meters
 from reflex_worker.worker import Worker
 
 from .fake_engine import FakeEngine
@@ -18,9 +19,18 @@ MAX_LINE_BYTES = 1 << 16
 class Harness:
     """`tell` it lines, let it `run`, look at what it `heard`."""
 
-    def __init__(self, *, model: bool = True, max_line_bytes: int = MAX_LINE_BYTES, **engine: Any) -> None:
+    def __init__(
+        self,
+        *,
+        model: bool = True,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        meters: Meters | None = None,
+        **engine: Any,
+    ) -> None:
         self.loads: list[str] = []
-        self.worker = Worker(max_line_bytes=max_line_bytes, start_load=self.loads.append)
+        self.worker = Worker(
+            max_line_bytes=max_line_bytes, start_load=self.loads.append, meters=meters or Meters()
+        )
         self.heard: list[WorkerMessage] = []
         self._engine_options = engine
         if model:

@@ -8,7 +8,8 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reflex_protocol import ERROR_KINDS
+from msgspec import UNSET
+from reflex_protocol import ERROR_KINDS, encode
 from reflex_protocol.messages import (
     CandidateScore,
     ErrorFinal,
@@ -22,6 +23,7 @@ from reflex_protocol.messages import (
     Usage,
 )
 
+from reflex_worker.energy import Meters
 from reflex_worker.worker import EXIT_FATAL, READ_AHEAD_BYTES, WAITING_LINE_BYTES
 
 from .harness import MAX_LINE_BYTES, Harness, shape
@@ -180,6 +182,65 @@ def test_sampling_fields_reach_the_engine():
     seen.clear()
     h.run()
     assert "temperature" not in seen, "without sampling the engine's own default, greedy, holds"
+
+
+def test_score_from_reaches_the_engine():
+    h = Harness()
+    seen = {}
+    engine = h.worker._engine
+    score = engine.score
+    engine.score = lambda *a, **k: (seen.update(k), score(*a, **k))[1]
+    h.tell(prompt="ab", candidate_token_ids=[[1, 2], [3]], score_from=[1, 0])
+    h.run()
+    assert seen["score_from"] == [1, 0]
+
+
+class FakeMeters(Meters):
+    """One joule more at each look; `cpu` only where a test says so."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.opened: list[bool] = []
+        self._names, self._joules = names, 0.0
+
+    def open(self, on_gpu: bool) -> None:
+        self.opened.append(on_gpu)
+
+    def read(self) -> dict[str, float]:
+        self._joules += 1
+        return dict.fromkeys(self._names, self._joules)
+
+
+def test_energy_is_told_where_asked_for_and_known():
+    h = Harness(meters=FakeMeters("gpu", "cpu"))
+    h.tell(prompt="a", max_tokens=1, energy=True)
+    h.tell(prompt="a", candidates=["b"], energy=True)
+    h.tell(prompt="a", max_tokens=1)
+    first, second, third = h.run()
+    assert isinstance(first, GenerateFinal) and first.energy == {"gpu": 1.0, "cpu": 1.0}
+    assert isinstance(second, ScoreFinal) and second.energy == {"gpu": 1.0, "cpu": 1.0}
+    assert isinstance(third, GenerateFinal) and third.energy is UNSET
+    assert b"energy" not in encode(third)
+
+
+def test_without_a_meter_energy_is_left_out_and_not_zero():
+    h = Harness(meters=FakeMeters())
+    h.tell(prompt="a", max_tokens=1, energy=True)
+    (final,) = h.run()
+    assert isinstance(final, GenerateFinal) and final.energy is UNSET
+
+
+def test_meters_are_opened_by_who_may_ask_and_by_nobody_else():
+    """NVML costs milliseconds: a cold first request pays for it only if it asks."""
+    meters = FakeMeters("cpu")
+    h = Harness(meters=meters)
+    h.tell(prompt="a", max_tokens=1)
+    h.run()
+    assert meters.opened == []
+    h.tell(type="info")
+    h.tell(prompt="a", max_tokens=1, energy=True)
+    h.run()
+    assert meters.opened == [False, False]
 
 
 # ---- order ---------------------------------------------------------------------------------

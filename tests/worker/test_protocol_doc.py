@@ -8,10 +8,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from reflex_protocol import ERROR_KINDS
+from reflex_protocol.client import Client
 from reflex_protocol.messages import CONTROL_TYPES, Request, Sampling
 
 from tests.conftest import ROOT, reflex_command
@@ -90,6 +92,44 @@ def test_sessions_of_the_page(block):
                 check(json.loads(line[2:]), lines.hear(), line)
         process.stdin.close()
         assert lines.at_end()
+
+
+def spelled(shown: object) -> Iterator[tuple[list[int], str]]:
+    """Every place of an example that shows ids and what they spell."""
+    if isinstance(shown, list):
+        for value in shown:
+            yield from spelled(value)
+    if not isinstance(shown, dict):
+        return
+    ids = [shown["token_id"]] if "token_id" in shown else shown.get("token_ids")
+    if ids and isinstance(shown.get("text"), str):
+        yield ids, shown["text"]
+    if "token_id" in shown and "bytes" in shown:
+        yield ids, bytes(shown["bytes"]).decode()
+    for value in shown.values():
+        yield from spelled(value)
+
+
+def test_the_ids_and_sizes_of_the_page_are_those_of_the_bundled_model():
+    """They were those of a model before the last: 2649 tokens, and " Paris" another one."""
+    sessions = "".join(b.values[0] for b in blocks(DOC, "session"))
+    lines = [json.loads(line[2:]) for line in sessions.splitlines()]
+    asked = {line["id"]: line for line in lines if line.get("type") in ("tokenize", "detokenize")}
+    with Client.spawn([*reflex_command(), "stdio", "--demo"]) as worker:
+        hello = worker.hello(timeout=LIMIT)
+        assert hello.model is not None
+        pairs = list(spelled(lines))
+        for line in lines:
+            if line.get("event") == "hello":
+                assert line["model"]["n_vocab"] == hello.model.n_vocab
+                assert line["limits"]["n_ctx"] == line["model"]["n_ctx"] == hello.model.n_ctx
+            elif line.get("event") in ("tokenize", "detokenize"):
+                both = {**asked[line["id"]], **line}
+                pairs.append((both["token_ids"], both["text"]))
+        assert len(pairs) > 8
+        for ids, text in pairs:
+            assert worker.detokenize(ids, timeout=LIMIT) == text
+            assert worker.tokenize(text, add_bos=False, timeout=LIMIT) == ids
 
 
 @pytest.mark.parametrize("block", blocks(DOC, "sh"))

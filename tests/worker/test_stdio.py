@@ -298,6 +298,32 @@ def test_a_signal_when_idle_exits_0(number):
         assert worker.status() == 0
 
 
+EARLY = """
+import os, sys
+from reflex_worker import cli, cli_serve
+def boot_driver(argv):
+    os.kill(os.getpid(), {number})
+cli_serve.boot_driver = boot_driver
+cli.main(["stdio", "--demo"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_worker_is_up_answers_what_is_queued(number):
+    """Handlers were installed after the imports and the load's start, some 80 ms in: a signal before
+    that left requests unanswered."""
+    queued = b'{"id":"a","prompt":"x"}\n{"id":"b","prompt":"x","candidates":["y"]}\n{"type":"ping"}\n'
+    code = EARLY.format(number=int(number))
+    done = subprocess.run([sys.executable, "-c", code], input=queued, capture_output=True, timeout=WAIT)
+    assert done.returncode == 0, done.stderr
+    heard = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {x.get("id"): x.get("error_kind") for x in heard} == {
+        "a": "shutting_down",
+        "b": "shutting_down",
+        None: None,
+    }
+
+
 def test_sigterm_finishes_what_runs_and_refuses_what_waits_read_or_not():
     with stdio_worker() as worker:
         worker.wait_ready()

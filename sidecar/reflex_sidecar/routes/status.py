@@ -110,7 +110,10 @@ def _gauges(services: Services) -> Iterable[str]:
         "reflex_turn_seconds", "Running mean of a request's time.", {(): services.turns.mean_turn_s}
     )
     yield from gauge(
-        "reflex_worker_restarts", "Times the worker was started again.", {(): services.supervisor.restarts}
+        "reflex_worker_restarts_total",
+        "Times the worker was started again.",
+        {(): services.supervisor.restarts},
+        "counter",
     )
     phases = {(("phase", k),): v / 1000 for k, v in services.facts.phases.items()}
     yield from gauge("reflex_start_phase_seconds", "Phases of the worker's last start.", phases)
