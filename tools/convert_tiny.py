@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 import hybrid
 import numpy as np
+import qwen4
 import transformers
 from gguf import GGMLQuantizationType as Type
 from reference import (
@@ -320,6 +321,8 @@ def gguf_tensors(
             out |= {
                 f"blk.{i}.ffn_{n}_exps.weight": w for n, w in (("gate", gate), ("up", up), ("down", down))
             }
+    if arch == qwen4.ARCH:
+        out |= qwen4.tensors(c, state)
     if mtp:
         out |= hybrid.mtp_block(c.num_hidden_layers, out, np.random.default_rng(0))
     return {n: np.ascontiguousarray(d, np.float32) for n, d in out.items()}
@@ -332,7 +335,7 @@ def encode_tensors(
     rng = np.random.default_rng(seed)
     out = {}
     for name, data in tensors.items():
-        small = data.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name
+        small = data.ndim == 1 or "ffn_gate_inp" in name or "conv1d" in name
         kind = Type.F32 if small else plan(name, data.shape)
         out[name] = (encode(data, kind, rng), kind)
     return out

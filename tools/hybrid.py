@@ -1,8 +1,9 @@
-"""Gated DeltaNet hybrids (qwen35, qwen35moe, qwen3next) between transformers and GGUF, both ways.
+"""Gated DeltaNet hybrids (qwen35, qwen35moe, qwen3next, qwen4exp) between transformers and GGUF, both ways.
 
 Owns: their key and tensor names and what the converter does to the values (llama.cpp, convert_hf_to_gguf.py:
 norms stored with their 1 added, -exp(A_log), value heads tiled over the key heads in qwen35*, the fused
-projection of qwen3next parted). Refuses: what they share with other families (reference.py, convert_tiny.py).
+projection of qwen3next parted). Refuses: what they share with other families (reference.py, convert_tiny.py),
+what qwen4exp has besides (qwen4.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import qwen4
 import torch
 import transformers
 
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
     import gguf
     from reference import Checkpoint
 
-FAMILIES = {"qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe", "qwen3next": "qwen3_next"}
+FAMILIES = {
+    "qwen35": "qwen3_5",
+    "qwen35moe": "qwen3_5_moe",
+    "qwen3next": "qwen3_next",
+    "qwen4exp": "qwen4_exp",
+}
 CLASSES = {"qwen35": "Qwen3_5", "qwen35moe": "Qwen3_5Moe", "qwen3next": "Qwen3Next"}
 L2_EPS = 1e-6
 NAMES = {
@@ -34,8 +41,11 @@ NAMES = {
 MTP_NORMS = ("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
 
 
-def block_names(shared: dict[str, str]) -> dict[str, str]:
-    return {k: v for k, v in shared.items() if k != "ffn_norm"} | NAMES
+def block_names(arch: str, shared: dict[str, str]) -> dict[str, str]:
+    names = {k: v for k, v in shared.items() if k != "ffn_norm"} | NAMES
+    if arch == qwen4.ARCH:
+        return {k: v for k, v in names.items() if k not in qwen4.ABSENT} | qwen4.NAMES
+    return names
 
 
 def l2norm(eps: float) -> Any:
@@ -47,12 +57,21 @@ def l2norm(eps: float) -> Any:
 
 def make_model(arch: str, shape: dict[str, Any], l2_eps: float = L2_EPS) -> transformers.PreTrainedModel:
     """A model in float32, its weights not yet set."""
+    if arch == qwen4.ARCH:
+        qwen4.modeling.l2norm = l2norm(l2_eps)
+        return qwen4.make_model(shape)
     family, text = FAMILIES[arch], "" if arch == "qwen3next" else "Text"
     config = getattr(transformers, f"{CLASSES[arch]}{text}Config")(**shape)
     module = getattr(transformers.models, family)
     modeling = getattr(module, f"modeling_{family}")
     modeling.l2norm = l2norm(l2_eps)
     return getattr(modeling, f"{CLASSES[arch]}ForCausalLM")(config).float().eval()
+
+
+def centred(name: str) -> bool:
+    """Whether a norm's weight, by either name, lies around 0 in transformers and around 1 in the file."""
+    plain = name.endswith(("linear_attn.norm.weight", "ssm_norm.weight"))
+    return (name.endswith("norm.weight") and not plain) or qwen4.centred(name)
 
 
 # ---- value heads ---------------------------------------------------------------------------
@@ -121,6 +140,8 @@ def add_keys(w: gguf.GGUFWriter, arch: str, c: transformers.PretrainedConfig, ol
         w.add_expert_used_count(c.num_experts_per_tok)
         w.add_expert_feed_forward_length(c.moe_intermediate_size)
         w.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
+    if arch == qwen4.ARCH:
+        qwen4.add_keys(w, c)
 
 
 def convert_state(
@@ -135,7 +156,7 @@ def convert_state(
             out[name.replace("qkvz", "qkv")], out[name.replace("qkvz", "z")] = qkv, z
         elif "conv1d" in name:
             out[name] = x[:, 0]
-        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        elif centred(name):
             out[name] = x + 1
         else:
             out[name] = x
@@ -184,7 +205,8 @@ def shape(c: Checkpoint) -> dict[str, Any]:
     interval = c.get("full_attention_interval", 4)
     recurrent = c.get("attention.recurrent_layers", [(i + 1) % interval != 0 for i in range(n_layers)])
     n_value = c.get("ssm.time_step_rank")
-    return {
+    own = qwen4.shape(c) if c.arch == qwen4.ARCH else {}
+    return own | {
         "num_hidden_layers": n_layers,
         "layer_types": ["linear_attention" if r else "full_attention" for r in recurrent[:n_layers]],
         "linear_conv_kernel_dim": c.get("ssm.conv_kernel"),
@@ -205,10 +227,12 @@ def state_of(c: Checkpoint, name: str) -> tuple[str | None, np.ndarray]:
     n_key, n_value = c.get("ssm.group_count"), c.get("ssm.time_step_rank")
     if c.arch != "qwen3next" and parts[0] == "blk":
         x = turn_heads(x, name, n_key, n_value, 2 * n_key * c.get("ssm.state_size"), untile)
-    if name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
+    if centred(name):
         x = x - 1
-    if name.endswith("ssm_conv1d.weight"):
+    if name.endswith("conv1d.weight"):
         x = x[:, None]
+    if c.arch == qwen4.ARCH and (own := qwen4.state_name(c, name)):
+        return own, x
     if name.endswith("ssm_a"):
         return f"model.layers.{parts[1]}.linear_attn.A_log", np.log(-x)
     if name.endswith("ssm_dt.bias"):
@@ -217,7 +241,10 @@ def state_of(c: Checkpoint, name: str) -> tuple[str | None, np.ndarray]:
 
 
 def join_projections(c: Checkpoint) -> dict[str, np.ndarray]:
-    """Takes qwen3next's attn_qkv and attn_gate out of c.tensors; returns them as transformers has them."""
+    """Takes what transformers has in one tensor (qwen3next's attn_qkv and attn_gate, qwen4exp's indexer) out
+    of c.tensors; returns it as transformers has it."""
+    if c.arch == qwen4.ARCH:
+        return qwen4.join_projections(c)
     out = {}
     for i in range(c.get("block_count")):
         if c.arch != "qwen3next" or f"blk.{i}.attn_qkv.weight" not in c.tensors:

@@ -19,6 +19,7 @@ from typing import Any
 import gguf
 import hybrid
 import numpy as np
+import qwen4
 import torch
 import transformers
 
@@ -85,7 +86,7 @@ GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm",
 
 def block_names(arch: str) -> dict[str, str]:
     if arch in hybrid.FAMILIES:
-        return hybrid.block_names(BLOCK_NAMES)
+        return hybrid.block_names(arch, BLOCK_NAMES)
     return BLOCK_NAMES | DEEPSEEK_NAMES if arch.startswith("deepseek") else BLOCK_NAMES
 
 
@@ -326,6 +327,8 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
     gating = c.get("expert_gating_func", GATING_SOFTMAX)
     eps = c.get("latent_eps", LATENT_EPS), c.get("l2_eps", hybrid.L2_EPS)
     model = make_model(c.arch, gating, shape | expert_shape(c), *eps)
+    if c.arch == qwen4.ARCH:
+        qwen4.set_hash(c, model)
     join_kv_b(c)
     joined = join_expert_stacks(c) | hybrid.join_projections(c)
     state = {n: torch.from_numpy(np.ascontiguousarray(t)) for n, t in joined.items()}

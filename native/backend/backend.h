@@ -200,16 +200,103 @@ struct HeadSlice {
 /// q = l2(q) / sqrt(N), k = l2(k), l2(x) = x * rsqrt(sum(x^2) + qk_eps); per value head, in f32:
 /// g = exp(decay * softplus(alpha + dt_bias)), b = sigmoid(beta), S (N, M) the head's state, at first 0;
 /// d = b * (v - g * S^T k), S = g * S + k d^T, o = S^T q;  out = o * rsqrt(mean(o^2) + norm_eps) * norm *
-/// silu(z) qkv (R, C), C = 2 K N + H M; beta, alpha (R, H); z, out (R or O, H * M); conv: ne = {T, C}; decay,
+/// gate(z) qkv (R, C), C = 2 K N + H M; beta, alpha (R, H); z, out (R or O, H * M); conv: ne = {T, C}; decay,
 /// dt_bias (H); norm (M). Fixed states, always f32: conv_state (T - 1, C), delta_state (H, N, M).
 struct GatedDelta {
   enum class Order : uint8_t { tiled, grouped };
+  enum class Gate : uint8_t { silu, sigmoid };  ///< of z
   ValueId qkv, z, beta, alpha, out;
   WeightId conv, decay, dt_bias, norm;
   StateId conv_state, delta_state;
   int32_t n_key_heads, n_value_heads, key_dim, value_dim, n_taps;
   Order order;
   float qk_eps, norm_eps;
+  Gate gate = Gate::silu;
+};
+
+// The ops below serve Qwen4-Exp (transformers 5.24, models/qwen4_exp). A residual of S streams is one value
+// of S * d, stream s its values s * d .. (s + 1) * d - 1.
+
+/// y[r, s] = x[r] for each of n streams                   x (R, d); y (R, n * d)
+struct Repeat {
+  ValueId in, out;
+  int32_t n;
+};
+
+/// y[r, s] = x[r, s] * rsqrt(mean(x[r, s]^2) + eps) * w[s]     x, y (R, S * d); w (S * d), d = group
+struct StreamNorm {
+  ValueId in, out;
+  WeightId weight;
+  int32_t group;
+  float eps;
+};
+
+/// y = silu(scale * x)
+struct Silu {
+  ValueId in, out;
+  float scale;
+};
+
+/// y[r] = mean over s of sigmoid(gate[r, s]) * x[r, s]         x, gate (R, S * d); y (R, d)
+struct StreamMix {
+  ValueId in, gate, out;
+  int32_t n_streams;
+};
+
+/// y[r, s] = x[r, s] + 2 * sigmoid(logits[r, s] / S) * b[r]    x, y (R, S * d); logits (R, S); b (R, d)
+struct StreamInject {
+  ValueId in, logits, block, out;
+  int32_t n_streams;
+};
+
+/// y[r, s] = sigmoid(sign(a) * sqrt(max(|a|, 1e-6))) * v[r], a = key[r, s] . query[r, s] / sqrt(d)
+/// key, query, y (R, S * d); v (R, d)
+struct StreamGate {
+  ValueId key, query, value, out;
+  int32_t n_streams;
+};
+
+/// y[r] = the rows of one table, a row a head, in head order; heads h go by their n-gram, 2 to N tokens, as
+/// many heads for each. With t[j] the token j rows up the row's ancestors (in u64, modulo 2^64):
+/// row = (xor over j < n of t[j] * multipliers[j]) mod sizes[h] + offsets[h]
+/// No token before the sequence, nor at and beyond the first `eos` among the ancestors: they count as `eos`;
+/// that the row itself is one cuts nothing. Of the table (w, any), any type, only those rows are ever read.
+/// y (R, heads * w); multipliers (N); sizes, offsets (heads). Fixed state, always f32: tokens (N - 1): the
+/// last tokens, the newest last, plus 1; 0 before the sequence.
+struct NgramEmbed {
+  ValueId out;
+  WeightId table;
+  StateId tokens;
+  std::vector<uint64_t> multipliers, sizes, offsets;
+  uint64_t eos;
+};
+
+/// y[r, c] = silu(sum_j w[c, j] * x[(T - 1 - j) * dilation rows up r's ancestors, c]), 0 before the sequence
+/// x, y (R, C); w: ne = {T, C}. Fixed state, always f32: history ((T - 1) * dilation, C), the newest last.
+struct CausalConv {
+  ValueId in, out;
+  WeightId weight;
+  StateId history;
+  int32_t n_taps, dilation;
+};
+
+/// Attention that sees of its row's past only the blocks that an indexer chooses. The row is number t along
+/// its ancestors (from 0; positions go up by one along them). Their complete blocks of B = block_size, b =
+/// tokens b * B .. b * B + B - 1, have keys i[b] = rotate(rms_norm(mean of index_k), position of the first);
+/// block b scores sum over the index heads of relu(index_q[r, h] . i[b]). Seen are the n_blocks best, ties to
+/// the older, and the (t + 1) mod B tokens behind the last complete block, the row itself among them. Then as
+/// Attention.
+/// index_q (R or O as q, index_heads * index_dim), normed and rotated; index_k (R, index_dim), as projected;
+/// index_norm (index_dim). index_state: index_dim per token: index_k, or where the token ends a block its
+/// i[b].
+struct BlockAttention {
+  ValueId q, k, v, index_q, index_k, out;
+  StateId k_state, v_state, index_state;
+  WeightId index_norm;
+  RopeId index_rope;
+  int32_t n_heads, n_kv_heads, head_dim, v_head_dim;
+  int32_t index_heads, index_dim, block_size, n_blocks;
+  float scale, index_eps;
 };
 
 /// y[o] = x[outputs[o]]: from here on only output rows are computed
@@ -225,8 +312,10 @@ struct Head {
   WeightId bias = kNone;
 };
 
-using Op = std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head,
-                        SigmoidGate, Moe, LatentAttention, HeadSlice, GatedDelta, LayerNorm, Indexer>;
+using Op =
+    std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head, SigmoidGate, Moe,
+                 LatentAttention, HeadSlice, GatedDelta, LayerNorm, Indexer, Repeat, StreamNorm, Silu,
+                 StreamMix, StreamInject, StreamGate, NgramEmbed, CausalConv, BlockAttention>;
 
 /// "Linear": for errors.
 const char* op_name(const Op& op);

@@ -10,6 +10,8 @@ namespace reflex {
 
 namespace {
 
+constexpr int32_t kMaxExactInteger = 1 << 24;  // up to which f32 holds every integer
+
 class Checker {
  public:
   explicit Checker(const Plan& plan) : plan_(plan), written_(plan.values.size(), false) {}
@@ -277,6 +279,107 @@ class Checker {
       bad(format("%s ('%s'): expected %lld fixed f32 values, found %d", role, s.name.c_str(),
                  static_cast<long long>(want), s.width));
   }
+  // A value of n streams, and one stream of it.
+  void streams(const ValueSpec& all, const char* role, int32_t n, const ValueSpec& one) const {
+    if (n < 1 || static_cast<int64_t>(one.width) * n != all.width || one.rows != all.rows)
+      bad(format("%s: expected %d streams of width %d and the same rows, found width %d", role, n, one.width,
+                 all.width));
+  }
+  void check(const Repeat& op) {
+    const ValueSpec& in = input(op.in, "in");
+    streams(output(op.out), "out", op.n, in);
+  }
+  void check(const StreamNorm& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+    if (op.group < 1 || in.width % op.group != 0)
+      bad(format("group: expected a divisor of width %d, found %d", in.width, op.group));
+    shape(op.weight, "weight", in.width, 1);
+  }
+  void check(const Silu& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+  }
+  void check(const StreamMix& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(input(op.gate, "gate"), in, "gate");
+    streams(in, "in", op.n_streams, output(op.out));
+  }
+  void check(const StreamInject& op) {
+    const ValueSpec& in = input(op.in, "in");
+    const ValueSpec& logits = input(op.logits, "logits");
+    streams(in, "in", op.n_streams, input(op.block, "block"));
+    if (logits.width != op.n_streams || logits.rows != in.rows)
+      bad(format("logits: expected width %d and the same rows, found width %d", op.n_streams, logits.width));
+    same(output(op.out), in, "out");
+  }
+  void check(const StreamGate& op) {
+    const ValueSpec& key = input(op.key, "key");
+    same(input(op.query, "query"), key, "query");
+    streams(key, "key", op.n_streams, input(op.value, "value"));
+    same(output(op.out), key, "out");
+  }
+  void check(const NgramEmbed& op) {
+    const ValueSpec& out = output(op.out);
+    const size_t heads = op.sizes.size(), grams = op.multipliers.size();
+    if (out.rows != Rows::all) bad("out: expected all rows");
+    if (grams < 2 || heads < 1 || heads % (grams - 1) != 0 || op.offsets.size() != heads)
+      bad(format(
+          "expected 2 or more multipliers and as many heads for each n-gram, found %zu, %zu sizes and %zu "
+          "offsets",
+          grams, heads, op.offsets.size()));
+    if (static_cast<size_t>(out.width) % heads != 0)
+      bad(format("out: expected a multiple of the %zu heads, found width %d", heads, out.width));
+    const int64_t rows = weight(op.table, "table").n_out();
+    shape(op.table, "table", out.width / static_cast<int64_t>(heads), rows);
+    for (size_t h = 0; h < heads; ++h)
+      if (op.sizes[h] < 1 || op.offsets[h] > static_cast<uint64_t>(rows) ||
+          op.sizes[h] > static_cast<uint64_t>(rows) - op.offsets[h])
+        bad(format("head %zu: expected rows within the %lld of tensor '%s', found %llu from %llu", h,
+                   static_cast<long long>(rows), weight(op.table, "table").name.c_str(),
+                   static_cast<unsigned long long>(op.sizes[h]),
+                   static_cast<unsigned long long>(op.offsets[h])));
+    if (plan_.n_vocab >= kMaxExactInteger)
+      bad(format("tokens: expected ids below %d, which f32 holds, found %d", kMaxExactInteger,
+                 plan_.n_vocab));
+    fixed_state(op.tokens, "tokens", static_cast<int64_t>(grams) - 1);
+  }
+  void check(const CausalConv& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+    if (in.rows != Rows::all) bad("in: expected all rows");
+    if (op.n_taps < 2 || op.dilation < 1)
+      bad(format("expected 2 or more taps, 1 or more apart, found %d and %d", op.n_taps, op.dilation));
+    shape(op.weight, "weight", op.n_taps, in.width);
+    fixed_state(op.history, "history", (op.n_taps - 1ll) * op.dilation * in.width);
+  }
+  void check(const BlockAttention& op) {
+    const ValueSpec& q = input(op.q, "q");
+    const ValueSpec& k = input(op.k, "k");
+    const ValueSpec& v = input(op.v, "v");
+    const ValueSpec& index_q = input(op.index_q, "index_q");
+    const ValueSpec& index_k = input(op.index_k, "index_k");
+    const ValueSpec& out = output(op.out);
+    if (op.n_heads < 1 || op.n_kv_heads < 1 || op.n_heads % op.n_kv_heads != 0)
+      bad(format("expected n_heads a multiple of n_kv_heads, found %d and %d", op.n_heads, op.n_kv_heads));
+    if (op.index_heads < 1 || op.block_size < 1 || op.n_blocks < 1)
+      bad(format("expected 1 or more index heads, blocks and tokens of a block, found %d, %d and %d",
+                 op.index_heads, op.n_blocks, op.block_size));
+    width(q, "q", op.n_heads, op.head_dim);
+    width(k, "k", op.n_kv_heads, op.head_dim);
+    width(v, "v", op.n_kv_heads, op.v_head_dim);
+    width(out, "out", op.n_heads, op.v_head_dim);
+    width(index_q, "index_q", op.index_heads, op.index_dim);
+    width(index_k, "index_k", 1, op.index_dim);
+    if (k.rows != Rows::all || v.rows != Rows::all || index_k.rows != Rows::all)
+      bad("k, v and index_k: expected all rows");
+    if (q.rows != out.rows || q.rows != index_q.rows) bad("index_q and out: expected the same rows as q");
+    state(op.k_state, "k_state", k.width);
+    state(op.v_state, "v_state", v.width);
+    state(op.index_state, "index_state", index_k.width);
+    shape(op.index_norm, "index_norm", op.index_dim, 1);
+    rope_table(op.index_rope, op.index_dim);
+  }
   void check(const SelectOutputs& op) {
     const ValueSpec& in = input(op.in, "in");
     const ValueSpec& out = output(op.out);
@@ -299,10 +402,12 @@ class Checker {
 }  // namespace
 
 const char* op_name(const Op& op) {
-  static const char* const names[] = {"Embed",     "RmsNorm",     "Linear",    "Rope",
-                                      "Attention", "SwiGlu",      "Add",       "SelectOutputs",
-                                      "Head",      "SigmoidGate", "Moe",       "LatentAttention",
-                                      "HeadSlice", "GatedDelta",  "LayerNorm", "Indexer"};
+  static const char* const names[] = {
+      "Embed",         "RmsNorm",       "Linear",       "Rope",        "Attention",  "SwiGlu",
+      "Add",           "SelectOutputs", "Head",         "SigmoidGate", "Moe",        "LatentAttention",
+      "HeadSlice",     "GatedDelta",    "LayerNorm",    "Indexer",     "Repeat",     "StreamNorm",
+      "Silu",          "StreamMix",     "StreamInject", "StreamGate",  "NgramEmbed", "CausalConv",
+      "BlockAttention"};
   static_assert(std::variant_size_v<Op> == sizeof(names) / sizeof(names[0]));
   return names[op.index()];
 }

@@ -94,7 +94,7 @@ template <class T>
 ValueId Builder::push(int32_t width, Rows rows, T op) {
   const ValueId out = value(width, rows);
   op.out = out;
-  plan_.ops.emplace_back(op);
+  plan_.ops.emplace_back(std::move(op));
   return out;
 }
 
@@ -176,6 +176,58 @@ ValueId Builder::indexer(int32_t layer, Indexer op) {
   op.state = static_cast<StateId>(plan_.states.size());
   plan_.states.push_back({block_name(layer, "index"), StateSpec::Kind::per_token, op.head_dim, false});
   return push(op.top_k, spec(op.query).rows, op);
+}
+
+StateId Builder::state(int32_t layer, const char* name, StateSpec::Kind kind, int32_t width,
+                       bool always_f32) {
+  plan_.states.push_back({block_name(layer, name), kind, width, always_f32});
+  return static_cast<StateId>(plan_.states.size()) - 1;
+}
+
+ValueId Builder::repeat(ValueId x, int32_t n) {
+  return push(spec(x).width * n, spec(x).rows, Repeat{x, kNone, n});
+}
+
+ValueId Builder::stream_norm(ValueId x, WeightId w) {
+  return push(spec(x).width, spec(x).rows, StreamNorm{x, kNone, w, config_.n_embd, config_.norm_eps});
+}
+
+ValueId Builder::silu(ValueId x, float scale) {
+  return push(spec(x).width, spec(x).rows, Silu{x, kNone, scale});
+}
+
+ValueId Builder::stream_mix(ValueId x, ValueId gate) {
+  return push(config_.n_embd, spec(x).rows, StreamMix{x, gate, kNone, spec(x).width / config_.n_embd});
+}
+
+ValueId Builder::stream_inject(ValueId x, ValueId logits, ValueId block) {
+  return push(spec(x).width, spec(x).rows, StreamInject{x, logits, block, kNone, spec(logits).width});
+}
+
+ValueId Builder::stream_gate(ValueId key, ValueId query, ValueId value) {
+  return push(spec(key).width, spec(key).rows,
+              StreamGate{key, query, value, kNone, spec(key).width / spec(value).width});
+}
+
+ValueId Builder::ngram_embed(int32_t layer, NgramEmbed op) {
+  op.tokens =
+      state(layer, "tokens", StateSpec::Kind::fixed, static_cast<int32_t>(op.multipliers.size()) - 1, true);
+  const int64_t width =
+      plan_.weights[static_cast<size_t>(op.table)].n_in() * static_cast<int64_t>(op.sizes.size());
+  return push(static_cast<int32_t>(width), Rows::all, std::move(op));
+}
+
+ValueId Builder::causal_conv(int32_t layer, ValueId x, WeightId w, int32_t n_taps, int32_t dilation) {
+  const StateId history =
+      state(layer, "history", StateSpec::Kind::fixed, (n_taps - 1) * dilation * spec(x).width, true);
+  return push(spec(x).width, spec(x).rows, CausalConv{x, kNone, w, history, n_taps, dilation});
+}
+
+ValueId Builder::block_attention(int32_t layer, BlockAttention op) {
+  op.k_state = state(layer, "k", StateSpec::Kind::per_token, spec(op.k).width, false);
+  op.v_state = state(layer, "v", StateSpec::Kind::per_token, spec(op.v).width, false);
+  op.index_state = state(layer, "index", StateSpec::Kind::per_token, spec(op.index_k).width, false);
+  return push(op.n_heads * op.v_head_dim, spec(op.q).rows, op);
 }
 
 ValueId Builder::select_outputs(ValueId x) {

@@ -53,6 +53,19 @@ class Builder {
   ValueId indexer(int32_t layer, Indexer op);
   /// of op: all but out and the states; adds the layer's states "blk.N.conv" and "blk.N.delta"
   ValueId gated_delta(int32_t layer, GatedDelta op);
+  ValueId repeat(ValueId x, int32_t n);
+  /// of streams as wide as the model
+  ValueId stream_norm(ValueId x, WeightId w);
+  ValueId silu(ValueId x, float scale);
+  ValueId stream_mix(ValueId x, ValueId gate);
+  ValueId stream_inject(ValueId x, ValueId logits, ValueId block);
+  ValueId stream_gate(ValueId key, ValueId query, ValueId value);
+  /// of op: all but out and state; adds the layer's state "blk.N.tokens"
+  ValueId ngram_embed(int32_t layer, NgramEmbed op);
+  /// adds the layer's state "blk.N.history"
+  ValueId causal_conv(int32_t layer, ValueId x, WeightId w, int32_t n_taps, int32_t dilation);
+  /// of op: all but out and the states; adds the layer's states "blk.N.k", "blk.N.v" and "blk.N.index"
+  ValueId block_attention(int32_t layer, BlockAttention op);
   ValueId select_outputs(ValueId x);
   void head(ValueId x, WeightId w);
 
@@ -62,6 +75,7 @@ class Builder {
   WeightId bind(const gguf::TensorInfo& t);
   ValueId value(int32_t width, Rows rows);
   const ValueSpec& spec(ValueId v) const { return plan_.values[static_cast<size_t>(v)]; }
+  StateId state(int32_t layer, const char* name, StateSpec::Kind kind, int32_t width, bool always_f32);
   template <class T>
   ValueId push(int32_t width, Rows rows, T op);
 

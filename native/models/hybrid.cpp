@@ -16,10 +16,7 @@ namespace {
 constexpr uint64_t kMaxHeads = 1u << 16, kMaxWidth = 1u << 20, kMaxTaps = 1u << 10;
 constexpr float kL2Eps = 1e-6f;  // of q and k, whatever the model's norms have
 
-struct Recurrent {
-  int32_t n_key_heads = 0, n_value_heads = 0, key_dim = 0, value_dim = 0, n_taps = 0;
-  int32_t n_channels() const { return 2 * n_key_heads * key_dim + n_value_heads * value_dim; }
-};
+}  // namespace
 
 // ssm.* keys in the converter's use of them: group = key head, time step = value head, state = key size.
 Recurrent read_recurrent(const Builder& b) {
@@ -49,7 +46,7 @@ Recurrent read_recurrent(const Builder& b) {
 }
 
 // attention.recurrent_layers says it layer by layer; older files have only every how many are full.
-std::vector<bool> read_layers(const Builder& b) {
+std::vector<bool> read_recurrent_layers(const Builder& b) {
   const Config& c = b.config();
   const Keys keys(b.file(), c.arch);
   std::vector<bool> recurrent(static_cast<size_t>(c.n_layers));
@@ -95,12 +92,13 @@ ValueId recurrent_block(Builder& b, const HybridTraits& traits, const Recurrent&
   op.value_dim = r.value_dim;
   op.n_taps = r.n_taps;
   op.order = traits.order;
+  op.gate = traits.gate;
   op.qk_eps = kL2Eps;
   op.norm_eps = c.norm_eps;
   return b.linear(b.gated_delta(i, op), b.matrix(t("ssm_out.weight"), inner, c.n_embd));
 }
 
-ValueId attention_block(Builder& b, RopeId rope, int32_t i, ValueId h, bool last) {
+GatedHeads gated_heads(Builder& b, RopeId rope, int32_t i, ValueId h, bool last) {
   const Config& c = b.config();
   const auto t = [&](const char* name) { return block_name(i, name); };
   const int32_t nq = c.n_heads * c.head_dim, nk = c.n_kv_heads * c.head_dim, nv = c.n_kv_heads * c.v_head_dim;
@@ -115,22 +113,26 @@ ValueId attention_block(Builder& b, RopeId rope, int32_t i, ValueId h, bool last
   const ValueId v = b.linear(h, b.matrix(t("attn_v.weight"), c.n_embd, nv));
   q = b.rope(b.rms_norm(q, b.vector(t("attn_q_norm.weight"), c.head_dim), c.head_dim), rope, c.n_heads);
   k = b.rope(b.rms_norm(k, b.vector(t("attn_k_norm.weight"), c.head_dim), c.head_dim), rope, c.n_kv_heads);
-  const ValueId o = b.sigmoid_gate(b.attention(i, q, k, v), gate);
-  return b.linear(o, b.matrix(t("attn_output.weight"), nq, c.n_embd));
+  return {q, gate, k, v};
 }
 
-}  // namespace
+ValueId gated_output(Builder& b, int32_t i, ValueId o, ValueId gate) {
+  const Config& c = b.config();
+  return b.linear(b.sigmoid_gate(o, gate),
+                  b.matrix(block_name(i, "attn_output.weight"), c.n_heads * c.head_dim, c.n_embd));
+}
 
 void build_hybrid(Builder& b, const HybridTraits& traits) {
   const Recurrent shape = read_recurrent(b);
-  const std::vector<bool> recurrent = read_layers(b);
+  const std::vector<bool> recurrent = read_recurrent_layers(b);
   // The sections of rope.dimension_sections turn by positions that are all the same for text.
   const RopeId rope = b.rope_table(RopeSpec::Pairing::half);
   build_decoder(
       b,
       [&](Builder&, int32_t layer, ValueId h, bool last) {
-        return recurrent[static_cast<size_t>(layer)] ? recurrent_block(b, traits, shape, layer, h, last)
-                                                     : attention_block(b, rope, layer, h, last);
+        if (recurrent[static_cast<size_t>(layer)]) return recurrent_block(b, traits, shape, layer, h, last);
+        const GatedHeads a = gated_heads(b, rope, layer, h, last);
+        return gated_output(b, layer, b.attention(layer, a.q, a.k, a.v), a.gate);
       },
       traits.ffn, "post_attention_norm.weight");
 }

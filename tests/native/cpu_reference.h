@@ -100,19 +100,18 @@ class Evaluator {
     value(o.out) = y;
   }
   void eval(const reflex::Attention& o) {
-    Matrix& ks = states_[o.k_state];
-    Matrix& vs = states_[o.v_state];
-    ks.resize(static_cast<size_t>(pass_->first_slot));
-    vs.resize(static_cast<size_t>(pass_->first_slot));
-    for (const std::vector<double>& r : value(o.k)) ks.push_back(r);
-    for (const std::vector<double>& r : value(o.v)) vs.push_back(r);
+    attend(o, [&](size_t i) { return seen_by(o.q, i); });
+  }
+  // seen(i): the slots that row i of q sees.
+  template <class T, class F>
+  void attend(const T& o, F seen_slots) {
+    const Matrix& ks = written(o.k_state, value(o.k));
+    const Matrix& vs = written(o.v_state, value(o.v));
     const auto hd = static_cast<size_t>(o.head_dim), hdv = static_cast<size_t>(o.v_head_dim);
     const auto rep = static_cast<size_t>(o.n_heads / o.n_kv_heads);
     Matrix out;
     for (size_t i = 0; i < value(o.q).size(); ++i) {
-      std::vector<size_t> seen;
-      for (int32_t s = pass_->first_slot + pass_row(o.q, i); s >= 0; s = slots_[static_cast<size_t>(s)])
-        seen.push_back(static_cast<size_t>(s));
+      const std::vector<size_t> seen = seen_slots(i);
       out.emplace_back(static_cast<size_t>(o.n_heads) * hdv, 0.0);
       for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h) {
         std::vector<double> p;
@@ -281,8 +280,11 @@ class Evaluator {
   }
 
   void rotate(std::vector<double>& x, size_t at, reflex::RopeId id, int32_t r) const {
+    rotate_at(x, at, id, pass_->positions[static_cast<size_t>(r)]);
+  }
+  void rotate_at(std::vector<double>& x, size_t at, reflex::RopeId id, int32_t number) const {
     const reflex::RopeSpec& spec = plan_.ropes[static_cast<size_t>(id)];
-    const auto position = static_cast<float>(pass_->positions[static_cast<size_t>(r)]);
+    const auto position = static_cast<float>(number);
     for (size_t k = 0; k < spec.inv_freq.size(); ++k) {  // adjacent pairs
       const auto angle = static_cast<double>(position * spec.inv_freq[k]);
       const double a = x[at + 2 * k], b = x[at + 2 * k + 1];
@@ -415,6 +417,138 @@ class Evaluator {
       out.push_back(y);
     }
     value(o.out) = out;
+  }
+
+  static double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+  static std::vector<double> rms_norm(std::vector<double> x, const std::vector<double>& w, double eps) {
+    double s = 0;
+    for (double v : x) s += v * v / static_cast<double>(x.size());
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= w[i] / std::sqrt(s + eps);
+    return x;
+  }
+
+  void eval(const reflex::Repeat& o) {
+    for (const std::vector<double>& x : value(o.in)) {
+      value(o.out).emplace_back();
+      for (int32_t k = 0; k < o.n; ++k)
+        value(o.out).back().insert(value(o.out).back().end(), x.begin(), x.end());
+    }
+  }
+  void eval(const reflex::StreamNorm& o) {
+    const std::vector<double> w = row(weight(o.weight), 0);
+    const auto d = static_cast<std::ptrdiff_t>(o.group);
+    for (const std::vector<double>& x : value(o.in)) {
+      std::vector<double> y;
+      for (auto at = x.begin(), by = w.begin(); at != x.end(); at += d, by += d)
+        for (double v : rms_norm({at, at + d}, {by, by + d}, static_cast<double>(o.eps))) y.push_back(v);
+      value(o.out).push_back(y);
+    }
+  }
+  void eval(const reflex::Silu& o) {
+    value(o.out) = value(o.in);
+    for (std::vector<double>& r : value(o.out))
+      for (double& x : r) x = x * static_cast<double>(o.scale) * sigmoid(x * static_cast<double>(o.scale));
+  }
+  void eval(const reflex::StreamMix& o) {
+    const auto n = static_cast<size_t>(o.n_streams);
+    for (size_t i = 0; i < value(o.in).size(); ++i) {
+      const std::vector<double>&x = value(o.in)[i], &gate = value(o.gate)[i];
+      std::vector<double> y(x.size() / n, 0.0);
+      for (size_t j = 0; j < x.size(); ++j)
+        y[j % y.size()] += x[j] * sigmoid(gate[j]) / static_cast<double>(n);
+      value(o.out).push_back(y);
+    }
+  }
+  void eval(const reflex::StreamInject& o) {
+    value(o.out) = value(o.in);
+    for (size_t i = 0; i < value(o.out).size(); ++i) {
+      const std::vector<double>&logits = value(o.logits)[i], &block = value(o.block)[i];
+      for (size_t j = 0; j < value(o.out)[i].size(); ++j)
+        value(o.out)[i][j] += 2 * sigmoid(logits[j / block.size()] / static_cast<double>(o.n_streams)) *
+                              block[j % block.size()];
+    }
+  }
+  void eval(const reflex::StreamGate& o) {
+    for (size_t i = 0; i < value(o.key).size(); ++i) {
+      const std::vector<double>&key = value(o.key)[i], &query = value(o.query)[i], &v = value(o.value)[i];
+      std::vector<double> y;
+      for (size_t s = 0; s < key.size(); s += v.size()) {
+        double a = 0;
+        for (size_t j = s; j < s + v.size(); ++j)
+          a += key[j] * query[j] / std::sqrt(static_cast<double>(v.size()));
+        const double root = std::sqrt(std::max(std::abs(a), 1e-6));
+        for (double x : v) y.push_back(x * sigmoid(a > 0 ? root : a < 0 ? -root : 0.0));
+      }
+      value(o.out).push_back(y);
+    }
+  }
+  void eval(const reflex::NgramEmbed& o) {
+    Matrix tokens;
+    for (int32_t t : pass_->tokens) tokens.push_back({static_cast<double>(t)});
+    const Matrix& all = written(o.tokens, tokens);
+    const size_t grams = o.multipliers.size(), per = o.sizes.size() / (grams - 1);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      std::vector<size_t> seen = seen_by(o.out, i);
+      std::vector<uint64_t> t;  // the row's token, then its predecessors, newest first
+      for (size_t j = 0; j < grams; ++j)
+        t.push_back(j < seen.size() ? static_cast<uint64_t>(all[seen[seen.size() - 1 - j]][0]) : o.eos);
+      for (size_t j = 2; j < grams; ++j)
+        if (t[j - 1] == o.eos) t[j] = o.eos;
+      std::vector<double> y;
+      for (size_t h = 0; h < o.sizes.size(); ++h) {
+        uint64_t hash = 0;
+        for (size_t j = 0; j < 2 + h / per; ++j) hash ^= t[j] * o.multipliers[j];
+        for (double x : row(weight(o.table), hash % o.sizes[h] + o.offsets[h])) y.push_back(x);
+      }
+      value(o.out).push_back(y);
+    }
+  }
+  void eval(const reflex::CausalConv& o) {
+    const Matrix& all = written(o.history, value(o.in));
+    const auto taps = static_cast<size_t>(o.n_taps), apart = static_cast<size_t>(o.dilation);
+    for (size_t i = 0; i < value(o.in).size(); ++i) {
+      const std::vector<size_t> seen = seen_by(o.in, i);
+      std::vector<double> y;
+      for (size_t c = 0; c < value(o.in)[i].size(); ++c) {
+        const std::vector<double> w = row(weight(o.weight), c);
+        double sum = 0;
+        for (size_t j = 0; j < taps && j * apart < seen.size(); ++j)
+          sum += w[taps - 1 - j] * all[seen[seen.size() - 1 - j * apart]][c];
+        y.push_back(sum * sigmoid(sum));
+      }
+      value(o.out).push_back(y);
+    }
+  }
+  void eval(const reflex::BlockAttention& o) {
+    const Matrix& raw = written(o.index_state, value(o.index_k));
+    const std::vector<double> w = row(weight(o.index_norm), 0);
+    const auto size = static_cast<size_t>(o.block_size), n = static_cast<size_t>(o.index_dim);
+    const auto chosen = [&](size_t i) {
+      const std::vector<size_t> all = seen_by(o.q, i);
+      std::vector<std::pair<double, size_t>> ranked;  // (minus the score, block)
+      for (size_t b = 0; b < all.size() / size; ++b) {
+        std::vector<double> key(n, 0.0);
+        for (size_t j = 0; j < size; ++j)
+          for (size_t k = 0; k < n; ++k) key[k] += raw[all[b * size + j]][k] / static_cast<double>(size);
+        key = rms_norm(key, w, static_cast<double>(o.index_eps));
+        rotate_at(key, 0, o.index_rope, static_cast<int32_t>(b * size));
+        double score = 0;
+        for (size_t h = 0; h < static_cast<size_t>(o.index_heads); ++h) {
+          double dot = 0;
+          for (size_t k = 0; k < n; ++k) dot += value(o.index_q)[i][h * n + k] * key[k];
+          score += std::max(dot, 0.0);
+        }
+        ranked.emplace_back(-score, b);
+      }
+      std::sort(ranked.begin(), ranked.end());
+      ranked.resize(std::min(ranked.size(), static_cast<size_t>(o.n_blocks)));
+      std::vector<size_t> slots;
+      for (const auto& x : ranked)
+        for (size_t j = 0; j < size; ++j) slots.push_back(all[x.second * size + j]);
+      for (size_t j = all.size() / size * size; j < all.size(); ++j) slots.push_back(all[j]);
+      return slots;
+    };
+    attend(o, chosen);
   }
 
   /// Ops without a reference here: their own tests bring one.

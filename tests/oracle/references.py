@@ -16,7 +16,8 @@ DEMO = FIXTURES.parent.parent / "reflex_worker/data/demo.gguf"
 # Sparse attention, whose fast mode chooses other slots: test_sparse.py.
 SPARSE = ("deepseek32", "deepseek32-q8_0")
 NAMES = sorted({p.stem for p in FIXTURES.glob("*.npz")} - set(SPARSE))
-HYBRIDS = [n for n in NAMES if n.startswith(("qwen35", "qwen3next"))]  # Gated DeltaNet: test_recurrent.py too
+# Gated DeltaNet: test_recurrent.py too
+HYBRIDS = [n for n in NAMES if n.startswith(("qwen35", "qwen3next", "qwen4exp"))]
 MIXTURES = [n for n in NAMES if "moe" in n or n.startswith(("deepseek", "qwen3next"))]
 PROMPT_LENGTHS = (1, 2, 7, 31, 32, 33, 63, 64, 65, 70, 130, 257)
 

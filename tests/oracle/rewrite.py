@@ -23,7 +23,8 @@ def rewrite(
     drop: Sequence[str] = (),
     change: Mapping[str, Change] | None = None,
 ) -> Path:
-    """Copies source to target. Keys are named without their architecture; tensors by a part of their name."""
+    """Copies source to target. Keys are named without their architecture; tensors by a part of their name, or
+    by "^" and the beginning of it."""
     reader, keys = gguf.GGUFReader(source), dict(keys or {})
     arch = reader.fields["general.architecture"].contents()
     w = gguf.GGUFWriter(target, arch)
@@ -45,11 +46,11 @@ def rewrite(
         elif isinstance(value, float):
             w.add_float32(f"{arch}.{short}", value)
     for t in reader.tensors:
-        if any(part in t.name for part in drop):
+        if any(part in f"^{t.name}" for part in drop):
             continue
         data = t.data
         for part, f in (change or {}).items():
-            data = np.ascontiguousarray(f(data)) if part in t.name else data
+            data = np.ascontiguousarray(f(data)) if part in f"^{t.name}" else data
         own_type = t.tensor_type if data.dtype == t.data.dtype and data.dtype == np.uint8 else None
         w.add_tensor(t.name, data, raw_dtype=own_type)
     w.write_header_to_file()

@@ -78,6 +78,9 @@ LLAMA_CPP_RMS = {
     "qwen35-mtp": 0.0029,
     "qwen35moe": 0.0029,
     "qwen3next": 0.0029,
+    # It does not know these yet: held to what it is on files like them.
+    "qwen4exp": 0.0029,
+    "qwen4exp-q8_0": 0.0900,
     # llama.cpp takes V2-Lite from the number of layers, and 1e-5, the model's eps, for the latents' norms: no
     # yardstick for these. They are files like "deepseek", F32 with an f16 cache.
     "deepseek2-lite": 0.0029,

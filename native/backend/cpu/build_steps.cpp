@@ -75,6 +75,18 @@ class StepBuilder {
         if (out_needed) f(o.z);
         f(o.qkv), f(o.beta), f(o.alpha);
       }
+      void operator()(const Repeat& o) { f(o.in); }
+      void operator()(const StreamNorm& o) { f(o.in); }
+      void operator()(const Silu& o) { f(o.in); }
+      void operator()(const StreamMix& o) { f(o.in), f(o.gate); }
+      void operator()(const StreamInject& o) { f(o.in), f(o.logits), f(o.block); }
+      void operator()(const StreamGate& o) { f(o.key), f(o.query), f(o.value); }
+      void operator()(const NgramEmbed&) {}
+      void operator()(const CausalConv& o) { f(o.in); }
+      void operator()(const BlockAttention& o) {
+        if (out_needed) f(o.q), f(o.index_q);
+        f(o.k), f(o.v), f(o.index_k);
+      }
     };
     std::visit(Visitor{out_needed, f}, op);
   }
@@ -99,9 +111,11 @@ class StepBuilder {
       const ValueId out = out_of(op);
       const bool out_needed = out != kNone && value_needed_[static_cast<size_t>(out)];
       const bool head = std::holds_alternative<Head>(op);
-      const bool writes_state = std::holds_alternative<Attention>(op) ||
-                                std::holds_alternative<LatentAttention>(op) ||
-                                std::holds_alternative<GatedDelta>(op) || std::holds_alternative<Indexer>(op);
+      const bool writes_state =
+          std::holds_alternative<Attention>(op) || std::holds_alternative<LatentAttention>(op) ||
+          std::holds_alternative<GatedDelta>(op) || std::holds_alternative<Indexer>(op) ||
+          std::holds_alternative<NgramEmbed>(op) || std::holds_alternative<CausalConv>(op) ||
+          std::holds_alternative<BlockAttention>(op);
       needed_[i] = out_needed || writes_state || (head && with_head_);
       if (needed_[i])
         for_inputs(op, out_needed, [&](ValueId v) { value_needed_[static_cast<size_t>(v)] = true; });
@@ -170,21 +184,28 @@ class StepBuilder {
   void mark_attention_chains() {
     chains_.resize(plan_.ops.size());
     for (size_t i = 0; i < plan_.ops.size(); ++i) {
-      const Attention* op = std::get_if<Attention>(&plan_.ops[i]);
-      if (!op) continue;
-      if (value_needed_[static_cast<size_t>(op->out)]) {
-        HeadsStep::Item q = peel(op->q, op->n_heads);
-        if (q.in != op->q) {
-          q.out = op->q;
-          chains_[i].items.push_back(q);
-        }
-      }
-      HeadsStep::Item k = peel(op->k, op->n_kv_heads), v = peel(op->v, op->n_kv_heads);
-      k.state = op->k_state;
-      v.state = op->v_state;
-      chains_[i].items.push_back(k);
-      chains_[i].items.push_back(v);
+      if (const auto* op = std::get_if<Attention>(&plan_.ops[i])) mark_chain(*op, chains_[i]);
+      if (const auto* op = std::get_if<BlockAttention>(&plan_.ops[i])) mark_chain(*op, chains_[i]);
     }
+  }
+
+  template <class T>
+  void mark_chain(const T& op, HeadsStep& chain) {
+    const auto query = [&](ValueId v, int32_t n_heads) {
+      HeadsStep::Item q = peel(v, n_heads);
+      if (q.in == v) return;
+      q.out = v;
+      chain.items.push_back(q);
+    };
+    if (value_needed_[static_cast<size_t>(op.out)]) {
+      query(op.q, op.n_heads);
+      if constexpr (requires { op.index_q; }) query(op.index_q, op.index_heads);
+    }
+    HeadsStep::Item k = peel(op.k, op.n_kv_heads), v = peel(op.v, op.n_kv_heads);
+    k.state = op.k_state;
+    v.state = op.v_state;
+    chain.items.push_back(k);
+    chain.items.push_back(v);
   }
 
   void emit(const Attention& op, size_t i) {
@@ -284,6 +305,25 @@ class StepBuilder {
                    value_needed_[static_cast<size_t>(op.out)]});
   }
 
+  // ---- streams, n-grams, chosen blocks ---------------------------------------------------
+
+  bool is_needed(ValueId v) const { return value_needed_[static_cast<size_t>(v)]; }
+  const float* matrix_f32(WeightId w) const {
+    return vector_f32(weight(w), weight(w).n_in() * weight(w).n_out(), constants_);
+  }
+  void emit(const StreamNorm& op, size_t) { push(StreamNormStep{op, matrix_f32(op.weight)}); }
+  void emit(const NgramEmbed& op, size_t) { push(NgramStep{op, is_needed(op.out)}); }
+  void emit(const CausalConv& op, size_t) { push(ConvStep{op, matrix_f32(op.weight), is_needed(op.out)}); }
+  void emit(const BlockAttention& op, size_t i) {
+    push(std::move(chains_[i]));
+    push(BlockAttentionStep{op, matrix_f32(op.index_norm), is_needed(op.out)});
+  }
+  void emit(const Repeat& op, size_t) { push(RepeatStep{op}); }
+  void emit(const Silu& op, size_t) { push(SiluStep{op}); }
+  void emit(const StreamMix& op, size_t) { push(StreamMixStep{op}); }
+  void emit(const StreamInject& op, size_t) { push(StreamInjectStep{op}); }
+  void emit(const StreamGate& op, size_t) { push(StreamGateStep{op}); }
+
   // ---- the rest, as they are -----------------------------------------------------------
 
   void emit(const Embed& op, size_t) { push(EmbedStep{op.table, op.out}); }
@@ -379,6 +419,43 @@ Touches touches(const Step& step) {
       t.reads = {s.op.qkv, s.op.beta, s.op.alpha};
       if (!s.with_output) return;
       t.reads.push_back(s.op.z);
+      t.writes = {s.op.out};
+    }
+    void operator()(const RepeatStep& s) {
+      t.reads = {s.op.in};
+      t.writes = {s.op.out};
+    }
+    void operator()(const SiluStep& s) {
+      t.reads = {s.op.in};
+      t.writes = {s.op.out};
+    }
+    void operator()(const StreamNormStep& s) {
+      t.reads = {s.op.in};
+      t.writes = {s.op.out};
+    }
+    void operator()(const StreamMixStep& s) {
+      t.reads = {s.op.in, s.op.gate};
+      t.writes = {s.op.out};
+    }
+    void operator()(const StreamInjectStep& s) {
+      t.reads = {s.op.in, s.op.logits, s.op.block};
+      t.writes = {s.op.out};
+    }
+    void operator()(const StreamGateStep& s) {
+      t.reads = {s.op.key, s.op.query, s.op.value};
+      t.writes = {s.op.out};
+    }
+    void operator()(const NgramStep& s) {
+      if (s.with_output) t.writes = {s.op.out};
+    }
+    void operator()(const ConvStep& s) {
+      t.reads = {s.op.in};
+      if (s.with_output) t.writes = {s.op.out};
+    }
+    void operator()(const BlockAttentionStep& s) {
+      t.reads = {s.op.index_k};
+      if (!s.with_output) return;
+      t.reads.insert(t.reads.end(), {s.op.q, s.op.index_q});
       t.writes = {s.op.out};
     }
     void operator()(const SelectStep& s) {

@@ -16,6 +16,7 @@ struct DeltaFork {
 struct DeltaArgs {
   int32_t n_key_heads = 0, n_value_heads = 0, key_dim = 0, value_dim = 0, n_taps = 0;
   bool grouped = false;
+  bool sigmoid_gate = false;  ///< of z; else silu
   float qk_eps = 0, norm_eps = 0;
   const float* conv = nullptr;   ///< (C, T), C = 2 K N + H M
   const float* decay = nullptr;  ///< (H)

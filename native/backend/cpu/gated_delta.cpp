@@ -33,6 +33,7 @@ DeltaArgs shape_of(const GatedDelta& op) {
   a.value_dim = op.value_dim;
   a.n_taps = op.n_taps;
   a.grouped = op.order == GatedDelta::Order::grouped;
+  a.sigmoid_gate = op.gate == GatedDelta::Gate::sigmoid;
   a.qk_eps = op.qk_eps;
   a.norm_eps = op.norm_eps;
   return a;

@@ -11,8 +11,9 @@ namespace reflex::cpu {
 /// Worked out once per pass, the same for every layer and head.
 class DeltaPlan {
  public:
-  /// n_taps: the most that a convolution of the plan has. Throws Error(kv_cache) where a row would need a
-  /// state that is not there: fixed states stand after `length` slots and nowhere else.
+  /// n_taps: the most rows that an op of the plan looks at, itself and its ancestors. Throws Error(kv_cache)
+  /// where a row would need a state that is not there: fixed states stand after `length` slots and nowhere
+  /// else.
   void build(const Pass& pass, int32_t length, int32_t n_taps);
 
   int32_t n_chain() const { return n_chain_; }  ///< rows that go on, the first of the pass

@@ -1,6 +1,7 @@
 #include "backend/cpu/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <utility>
@@ -52,6 +53,12 @@ uint64_t available_memory() {
     if (std::sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
   std::fclose(f);
   return kib * 1024;
+}
+
+void advise_pages(const void* data, size_t bytes, int advice) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = begin / page * page;
+  madvise(reinterpret_cast<void*>(first), begin + bytes - first, advice);
 }
 
 void ensure(Region& region, size_t bytes, const char* what) {

@@ -31,6 +31,9 @@ class Region {
 /// Bytes the system says it could still give (MemAvailable), 0 when it does not say.
 uint64_t available_memory();
 
+/// madvise() on the whole pages that hold data .. data + bytes; what fails costs time alone.
+void advise_pages(const void* data, size_t bytes, int advice);
+
 /// Grows `region` or throws Error(out_of_memory) that names `what`, the need and what is left.
 void ensure(Region& region, size_t bytes, const char* what);
 

@@ -5,7 +5,6 @@
 // The sum over a row's experts goes in ascending order of the expert, whatever rows share the pass
 // and whatever thread works: the same row gives the same bits.
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -60,12 +59,12 @@ void keep_best_groups(const Moe& op, float* choice, float* groups) {
 /// Advises the whole pages of w's member (of all of w: -1), where w lies in a file.
 void advise(const Weight& w, int32_t member, int advice) {
   if (w.fd < 0) return;
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const size_t each = w.nbytes / static_cast<size_t>(w.ne[2]);
-  const auto begin =
-      reinterpret_cast<uintptr_t>(w.data) + (member < 0 ? 0 : static_cast<size_t>(member) * each);
-  const uintptr_t end = begin + (member < 0 ? w.nbytes : each), first = begin / page * page;
-  madvise(reinterpret_cast<void*>(first), end - first, advice);  // advice: what fails costs time alone
+  const auto* data = static_cast<const uint8_t*>(w.data);
+  if (member < 0)
+    advise_pages(data, w.nbytes, advice);
+  else
+    advise_pages(data + static_cast<size_t>(member) * each, each, advice);
 }
 
 }  // namespace

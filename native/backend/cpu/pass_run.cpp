@@ -98,6 +98,12 @@ void PassRun::reserve() {
       reserve_delta(delta->op, scratch);
     } else if (const auto* indexer = std::get_if<IndexerStep>(&s)) {
       reserve_indexer(indexer->op, scratch);
+    } else if (const auto* blocks = std::get_if<BlockAttentionStep>(&s)) {
+      reserve_blocks(blocks->op, scratch);
+    } else if (const auto* conv = std::get_if<ConvStep>(&s)) {
+      scratch = std::max(scratch, static_cast<size_t>(conv->op.n_taps + 1) * kConvChannels * sizeof(float));
+    } else if (const auto* mix = std::get_if<StreamMixStep>(&s)) {
+      scratch = std::max(scratch, static_cast<size_t>(width(mix->op.in)) * sizeof(float));
     } else if (const auto* p = std::get_if<HeadsStep>(&s)) {
       for (const HeadsStep::Item& i : p->items)
         scratch = std::max(scratch, static_cast<size_t>(width(i.in)) * sizeof(float));
@@ -124,22 +130,23 @@ void PassRun::thread_main(int t) {
   }
 }
 
-// cos and sin of position * inv_freq, the product rounded to f32 as the models were trained with.
+void rope_angles(const RopeSpec& spec, int32_t position, float* cs) {
+  const int32_t half = spec.n_rot / 2;
+  for (int32_t k = 0; k < half; ++k) {
+    const double angle = static_cast<float>(position) * spec.inv_freq[static_cast<size_t>(k)];
+    cs[k] = static_cast<float>(std::cos(angle)) * spec.magnitude;
+    cs[half + k] = static_cast<float>(std::sin(angle)) * spec.magnitude;
+  }
+}
+
 void PassRun::compute_ropes(Counter& counter) {
   share(counter, n_rows_, 8, [&](int32_t begin, int32_t end) {
     for (size_t i = 0; i < rope_at_.size(); ++i) {
       const RopeSpec& spec = program_.plan_.ropes[i];
-      const int32_t half = spec.n_rot / 2;
-      for (int32_t r = begin; r < end; ++r) {
-        float* cs = reinterpret_cast<float*>(program_.rope_.data()) + rope_at_[i] +
-                    static_cast<size_t>(r) * static_cast<size_t>(spec.n_rot);
-        const auto position = static_cast<float>(pass_.positions[static_cast<size_t>(r)]);
-        for (int32_t k = 0; k < half; ++k) {
-          const double angle = position * spec.inv_freq[static_cast<size_t>(k)];
-          cs[k] = static_cast<float>(std::cos(angle)) * spec.magnitude;
-          cs[half + k] = static_cast<float>(std::sin(angle)) * spec.magnitude;
-        }
-      }
+      for (int32_t r = begin; r < end; ++r)
+        rope_angles(spec, pass_.positions[static_cast<size_t>(r)],
+                    reinterpret_cast<float*>(program_.rope_.data()) + rope_at_[i] +
+                        static_cast<size_t>(r) * static_cast<size_t>(spec.n_rot));
     }
   });
 }
@@ -331,25 +338,7 @@ void PassRun::step(const HeadsStep& s, Counter* counters, int t) {
 
 void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
   const Attention& op = s.op;
-  AttentionArgs a;
-  a.q = value(op.q);
-  a.ldq = static_cast<size_t>(width(op.q));
-  a.out = value(op.out);
-  a.ldo = static_cast<size_t>(width(op.out));
-  a.k = state_.buffer(op.k_state);
-  a.v = state_.buffer(op.v_state);
-  a.ldk = static_cast<size_t>(op.n_kv_heads) * static_cast<size_t>(op.head_dim);
-  a.ldv = static_cast<size_t>(op.n_kv_heads) * static_cast<size_t>(op.v_head_dim);
-  a.f16 = state_.is_f16(op.k_state);
-  a.n_heads = op.n_heads;
-  a.n_kv_heads = op.n_kv_heads;
-  a.head_dim = op.head_dim;
-  a.v_head_dim = op.v_head_dim;
-  a.scale = op.scale;
-  a.row_of = rows_kind(op.q) == Rows::all ? nullptr : pass_.outputs.data();
-  a.prefix = visibility_.prefix.data();
-  a.extra = visibility_.extra.data();
-  a.extra_begin = visibility_.extra_begin.data();
+  const AttentionArgs a = attention_args(op, visibility_);
   const int32_t n = rows(op.q), blocks = pieces(n, kAttentionRows);
   auto* own = reinterpret_cast<float*>(scratch(t));
   if (const int32_t parts = attention_parts(a, n); parts > 1) {

@@ -18,6 +18,7 @@ inline constexpr int32_t kFewRows = 4;          ///< up to which a product is a 
 inline constexpr int32_t kMatvecRows = 16;      ///< weight rows of a piece of such a product
 inline constexpr int32_t kMatmulUnit = 12;      ///< a piece is a multiple: the kernels' groups divide it
 inline constexpr int32_t kPiecesPerThread = 8;  ///< aimed at, so that uneven threads even out
+inline constexpr int32_t kConvChannels = 256;   ///< channels of one task of a CausalConv
 inline constexpr size_t kLine = 64;
 
 inline size_t round_line(size_t n) { return (n + kLine - 1) / kLine * kLine; }
@@ -87,6 +88,15 @@ class PassRun {
   void step(const DeltaStep& s, Counter* counters, int t);
   void step(const LayerNormStep& s, Counter* counters, int t);
   void step(const IndexerStep& s, Counter* counters, int t);
+  void step(const RepeatStep& s, Counter* counters, int t);
+  void step(const SiluStep& s, Counter* counters, int t);
+  void step(const StreamNormStep& s, Counter* counters, int t);
+  void step(const StreamMixStep& s, Counter* counters, int t);
+  void step(const StreamInjectStep& s, Counter* counters, int t);
+  void step(const StreamGateStep& s, Counter* counters, int t);
+  void step(const NgramStep& s, Counter* counters, int t);
+  void step(const ConvStep& s, Counter* counters, int t);
+  void step(const BlockAttentionStep& s, Counter* counters, int t);
   void step(const SelectStep& s, Counter* counters, int t);
   void step(const HeadStep& s, Counter* counters, int t);
 
@@ -125,8 +135,40 @@ class PassRun {
   void latent_value(const LatentAttention& op, int32_t head, int t);
   void head_product(WeightId w, int32_t member, int32_t begin, int32_t end, const float* x, size_t ldx,
                     int32_t n_rows, float* y, size_t ldy, int t);
+  void ngram_rows(const NgramEmbed& op, int32_t r, uint64_t* rows) const;
+  void conv_channels(const ConvStep& s, int32_t begin, int32_t end, int t);
+  void reserve_blocks(const BlockAttention& op, size_t& scratch);
+  int32_t sight_of(const BlockAttention& op) const;
+  int32_t slot_at(int32_t r, int32_t depth) const;
+  void block_key(const BlockAttentionStep& s, int32_t r, int t);
+  void block_scores(const BlockAttention& op, int32_t r, const float* chain, size_t ld, float* scores) const;
+  void choose_blocks(const BlockAttention& op, int32_t begin, int32_t end, int t);
   const float* rope_row(RopeId rope, int32_t r) const;
   int32_t attention_parts(const AttentionArgs& a, int32_t n_rows) const;
+  /// Of an Attention, or of a BlockAttention, whose rows see what `sees` says.
+  template <class T>
+  AttentionArgs attention_args(const T& op, const Visibility& sees) const {
+    AttentionArgs a;
+    a.q = value(op.q);
+    a.ldq = static_cast<size_t>(width(op.q));
+    a.out = value(op.out);
+    a.ldo = static_cast<size_t>(width(op.out));
+    a.k = state_.buffer(op.k_state);
+    a.v = state_.buffer(op.v_state);
+    a.ldk = static_cast<size_t>(op.n_kv_heads) * static_cast<size_t>(op.head_dim);
+    a.ldv = static_cast<size_t>(op.n_kv_heads) * static_cast<size_t>(op.v_head_dim);
+    a.f16 = state_.is_f16(op.k_state);
+    a.n_heads = op.n_heads;
+    a.n_kv_heads = op.n_kv_heads;
+    a.head_dim = op.head_dim;
+    a.v_head_dim = op.v_head_dim;
+    a.scale = op.scale;
+    a.row_of = rows_kind(op.q) == Rows::all ? nullptr : pass_.outputs.data();
+    a.prefix = sees.prefix.data();
+    a.extra = sees.extra.data();
+    a.extra_begin = sees.extra_begin.data();
+    return a;
+  }
   void heads_row(const HeadsStep::Item& item, int32_t r, int t);
   void compute_ropes(Counter& counter);
   MatmulArgs matmul_args(WeightId w, int32_t n_rows, Form form, int t, int32_t member = 0) const;
@@ -198,6 +240,17 @@ class PassRun {
   std::unique_ptr<Counter[]> counters_;
   std::unique_ptr<Part[]> parts_;  ///< (2, threads)
   Routing routing_;
+  /// What the rows of the BlockAttention steps see, for each size and number of blocks among them: all, while
+  /// they see no more blocks than may be chosen, else a list, which each step writes anew.
+  struct Sight {
+    int32_t block_size = 0, n_blocks = 0;
+    Visibility sees;
+  };
+  std::vector<Sight> sights_;
 };
+
+/// cs (n_rot): cosines, then sines, of position * inv_freq, the product rounded to f32 as the models were
+/// trained with.
+void rope_angles(const RopeSpec& spec, int32_t position, float* cs);
 
 }  // namespace reflex::cpu

@@ -1,5 +1,7 @@
 #include "backend/cpu/program.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -16,8 +18,17 @@ CpuProgram::CpuProgram(Plan plan, const ProgramOptions& options, std::shared_ptr
   full_ = build_steps(plan_, true, constants_);
   states_only_ = build_steps(plan_, false, constants_);
   for (const Weight& w : plan_.weights) weight_bytes_ += w.nbytes;
-  for (const Op& op : plan_.ops)
+  for (const Op& op : plan_.ops) {
     if (const auto* delta = std::get_if<GatedDelta>(&op)) n_taps_ = std::max(n_taps_, delta->n_taps);
+    if (const auto* conv = std::get_if<CausalConv>(&op))
+      n_taps_ = std::max(n_taps_, (conv->n_taps - 1) * conv->dilation + 1);
+    if (const auto* ngram = std::get_if<NgramEmbed>(&op)) {
+      n_taps_ = std::max(n_taps_, static_cast<int32_t>(ngram->multipliers.size()));
+      // Scattered rows of a table that may be larger than memory: what lies around one is not wanted.
+      const Weight& table = plan_.weights[static_cast<size_t>(ngram->table)];
+      if (table.fd >= 0) advise_pages(table.data, table.nbytes, MADV_RANDOM);
+    }
+  }
 }
 
 std::unique_ptr<State> CpuProgram::new_state() {

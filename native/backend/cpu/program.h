@@ -45,7 +45,7 @@ class CpuProgram final : public Program {
   StepList full_, states_only_;
   size_t weight_bytes_ = 0;
 
-  int32_t n_taps_ = 0;  ///< the most of any GatedDelta; 0: there is none
+  int32_t n_taps_ = 0;  ///< rows that any op looks at, itself and its ancestors; 0: none has a fixed state
   DeltaPlan delta_;     ///< of the pass in progress
 
   // Of the last pass.

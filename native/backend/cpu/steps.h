@@ -101,13 +101,48 @@ struct DeltaStep {
   const float *decay = nullptr, *dt_bias = nullptr, *norm = nullptr;
   bool with_output = true;  ///< else only the states are written
 };
+struct RepeatStep {
+  Repeat op{};
+};
+struct SiluStep {
+  Silu op{};
+};
+struct StreamNormStep {
+  StreamNorm op{};
+  const float* weight = nullptr;  ///< (S * d)
+};
+struct StreamMixStep {
+  StreamMix op{};
+};
+struct StreamInjectStep {
+  StreamInject op{};
+};
+struct StreamGateStep {
+  StreamGate op{};
+};
+struct NgramStep {
+  NgramEmbed op{};
+  bool with_output = true;  ///< else only the state is written
+};
+struct ConvStep {
+  CausalConv op{};
+  const float* weight = nullptr;  ///< (C, T)
+  bool with_output = true;
+};
+/// After a HeadsStep that normed and rotated, and wrote the states of k and v.
+struct BlockAttentionStep {
+  BlockAttention op{};
+  const float* index_norm = nullptr;  ///< (index_dim)
+  bool with_output = true;
+};
 struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
 using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep,
                           SigmoidGateStep, MoeStep, LatentStep, HeadSliceStep, DeltaStep, LayerNormStep,
-                          IndexerStep, SelectStep, HeadStep>;
+                          IndexerStep, RepeatStep, SiluStep, StreamNormStep, StreamMixStep, StreamInjectStep,
+                          StreamGateStep, NgramStep, ConvStep, BlockAttentionStep, SelectStep, HeadStep>;
 
 /// Steps and the place of each value: value v of row r lies at
 /// (its kind's arena) + offset[v] * rows + r * width.

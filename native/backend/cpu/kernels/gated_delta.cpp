@@ -196,7 +196,14 @@ void gates(const DeltaArgs& a, int32_t h, const Work& w) {
   }
 }
 
-// out = rms_norm(o) * silu(z)
+// y = sigmoid(x)
+void sigmoid(const float* x, int32_t n, float* y) {
+  int32_t i = 0;
+  for (; i + W <= n; i += W) store(y + i, 1.0f / (1.0f + exp(-load(x + i))));
+  for (; i < n; ++i) y[i] = 1.0f / (1.0f + exp_one(-x[i]));
+}
+
+// out = rms_norm(o) * gate(z)
 void emit(const DeltaArgs& a, int32_t h, int32_t r, float* o) {
   if (!a.out) return;
   const int32_t row = a.out_row ? a.out_row[r] : r, m = a.value_dim;
@@ -204,7 +211,7 @@ void emit(const DeltaArgs& a, int32_t h, int32_t r, float* o) {
   const size_t place = at(row, a.n_value_heads * m) + at(h, m);
   const float scale = 1.0f / __builtin_sqrtf(dot(o, o, m) / static_cast<float>(m) + a.norm_eps);
   float* y = a.out + place;
-  silu(a.z + place, m, y);
+  (a.sigmoid_gate ? sigmoid : silu)(a.z + place, m, y);
   for (int32_t i = 0; i < m; ++i) y[i] *= o[i] * scale * a.norm[i];
 }
 
