@@ -34,7 +34,7 @@ struct MatmulArgs {
   uint8_t* scratch = nullptr;  ///< matmul_scratch() bytes, 64-aligned, this thread's own
 };
 
-/// Attention of query rows [q_begin, q_end) against key/value head `kv_head`.
+/// Attention of query rows against the slots that they see.
 struct AttentionArgs {
   const float* q = nullptr;  ///< query i at q + i * ldq: (H, hd)
   size_t ldq = 0;
@@ -81,8 +81,9 @@ struct Kernels {
 
   /// Floats of scratch for attention over q_rows query rows.
   size_t (*attention_scratch)(const AttentionArgs& args, int32_t q_rows);
-  void (*attention)(const AttentionArgs& args, int32_t q_begin, int32_t q_end, int32_t kv_head,
-                    float* scratch);
+  /// Heads [kv_begin, kv_end) of query rows [q_begin, q_end).
+  void (*attention)(const AttentionArgs& args, int32_t q_begin, int32_t q_end, int32_t kv_begin,
+                    int32_t kv_end, float* scratch);
   /// For a few rows over a long context: floats of one part's result; 0 where there are too many rows.
   size_t (*attention_part_floats)(const AttentionArgs& args, int32_t rows);
   /// Rows [0, rows), all heads, over slots [begin, end) of their prefixes and, in the last part, their

@@ -148,7 +148,7 @@ void PassRun::latent_rows(const LatentAttention& op, Counter& counter, int t) {
     a.prefix = visibility_.prefix.data();
     a.extra = visibility_.extra.data();
     a.extra_begin = visibility_.extra_begin.data();
-    kernels_.attention(a, block * kLatentRows, std::min(n, (block + 1) * kLatentRows), 0,
+    kernels_.attention(a, block * kLatentRows, std::min(n, (block + 1) * kLatentRows), 0, 1,
                        reinterpret_cast<float*>(scratch(t)));
   });
 }
@@ -169,7 +169,7 @@ void PassRun::latent_selected(const LatentAttention& op, Counter& counter, int t
     a.prefix = &prefix;
     a.extra = slots;
     a.extra_begin = extra_begin;
-    kernels_.attention(a, 0, 1, 0, reinterpret_cast<float*>(scratch(t)));
+    kernels_.attention(a, 0, 1, 0, 1, reinterpret_cast<float*>(scratch(t)));
   });
 }
 

@@ -353,10 +353,14 @@ void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
           [&](int32_t g, int32_t) { kernels_.attention_merge(a, n, g, all, parts); });
     return;
   }
-  share(counters[0], blocks * op.n_kv_heads, 1, [&](int32_t task, int32_t) {
-    const int32_t block = blocks - 1 - task / op.n_kv_heads;  // the longest first
-    kernels_.attention(a, block * kAttentionRows, std::min(n, (block + 1) * kAttentionRows),
-                       task % op.n_kv_heads, own);
+  // Few rows: a thread takes neighbouring heads together, whose keys and values lie side by side.
+  const int32_t together = blocks > 1 ? 1 : pieces(op.n_kv_heads, program_.pool_->size());
+  const int32_t groups = pieces(op.n_kv_heads, together);
+  share(counters[0], blocks * groups, 1, [&](int32_t task, int32_t) {
+    const int32_t block = blocks - 1 - task / groups;  // the longest first
+    const int32_t g = task % groups * together;
+    kernels_.attention(a, block * kAttentionRows, std::min(n, (block + 1) * kAttentionRows), g,
+                       std::min(g + together, op.n_kv_heads), own);
   });
 }
 
@@ -365,7 +369,7 @@ void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
 int32_t PassRun::attention_parts(const AttentionArgs& a, int32_t n_rows) const {
   if (n_rows == 0 || kernels_.attention_part_floats(a, n_rows) == 0) return 1;
   const int32_t longest = *std::max_element(visibility_.prefix.begin(), visibility_.prefix.end());
-  return longest < 2 * kPartSlots ? 1 : pieces(longest, kPartSlots);
+  return longest < kLongContext ? 1 : pieces(longest, kPartSlots);
 }
 
 void PassRun::step(const AddStep& s, Counter* counters, int) {

@@ -13,6 +13,7 @@ namespace reflex::cpu {
 inline constexpr int kCountersPerStep = 5;      ///< phases of the longest step, Moe
 inline constexpr int32_t kAttentionRows = 32;   ///< query rows of one attention task
 inline constexpr int32_t kPartSlots = 128;      ///< slots of one part of a long context
+inline constexpr int32_t kLongContext = 512;    ///< slots from which heads alone don't divide it well
 inline constexpr int32_t kMatmulRows = 48;      ///< most weight rows of one piece
 inline constexpr int32_t kFewRows = 4;          ///< up to which a product is a stream over its weights
 inline constexpr int32_t kMatvecRows = 16;      ///< weight rows of a piece of such a product

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <climits>
 #include <cmath>
 #include <cstdio>
@@ -19,9 +20,10 @@ namespace reflex::cpu {
 
 namespace {
 
-// About 20 microseconds of spinning: longer than a barrier between balanced threads, shorter than
-// anything a person or a scheduler would notice.
-constexpr int kSpins = 400;
+// How long a thread spins before it sleeps: longer than from one token to the next, for to be woken takes
+// 50 microseconds; shorter than anything a person or a scheduler would notice.
+constexpr std::chrono::microseconds kSpinTime{200};
+constexpr int kSpins = 64;  ///< between two looks at the clock
 
 /// Thrown at a barrier when another thread has left the job; never leaves the pool.
 struct TeamBroken {};
@@ -148,10 +150,13 @@ void ThreadPool::start_workers() {
 // Waits until word is no longer old: spins, then sleeps. sleepers lets publish() skip the system
 // call when nobody sleeps; both sides are sequentially consistent so that one sees the other.
 void ThreadPool::wait_change(std::atomic<uint32_t>& word, uint32_t old, std::atomic<uint32_t>& sleepers) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (word.load(std::memory_order_acquire) != old) return;
-    relax();
-  }
+  const auto start = std::chrono::steady_clock::now();
+  do {
+    for (int i = 0; i < kSpins; ++i) {
+      if (word.load(std::memory_order_acquire) != old) return;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() - start < kSpinTime);
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   while (word.load(std::memory_order_seq_cst) == old) futex_wait(word, old);
   sleepers.fetch_sub(1, std::memory_order_relaxed);

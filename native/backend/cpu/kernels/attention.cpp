@@ -262,14 +262,15 @@ size_t attention_scratch(const AttentionArgs& a, int32_t q_rows) {
   return many > few ? many : few;
 }
 
-void attention(const AttentionArgs& a, int32_t q_begin, int32_t q_end, int32_t kv_head, float* scratch) {
+void attention(const AttentionArgs& a, int32_t q_begin, int32_t q_end, int32_t g_begin, int32_t g_end,
+               float* scratch) {
   const int32_t step = block_rows(a);
   for (int32_t first = q_begin; first < q_end; first += step) {
     const RowBlock rows(a, first, q_end - first < step ? q_end - first : step);
     if (is_few(a, rows.count))
-      attention_few(a, rows, kv_head, scratch);
+      attention_few(a, rows, g_begin, g_end, scratch);
     else
-      attention_many(a, rows, kv_head, scratch);
+      for (int32_t g = g_begin; g < g_end; ++g) attention_many(a, rows, g, scratch);
   }
 }
 

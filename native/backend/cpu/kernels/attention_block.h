@@ -105,6 +105,8 @@ static inline bool is_few(const AttentionArgs& a, int32_t rows) {
 }
 
 size_t few_scratch(const AttentionArgs& a, int32_t rows);
-void attention_few(const AttentionArgs& a, const RowBlock& rows, int32_t g, float* scratch);
+/// Heads [g_begin, g_end): neighbours, for their keys lie together.
+void attention_few(const AttentionArgs& a, const RowBlock& rows, int32_t g_begin, int32_t g_end,
+                   float* scratch);
 
 REFLEX_ISA_END

@@ -3,6 +3,7 @@
 // of slots, each for all heads, so that memory is read in one stream; parts are merged in order.
 #include "backend/cpu/kernels/attention.h"
 #include "backend/cpu/kernels/attention_block.h"
+#include "backend/cpu/kernels/stream.h"
 
 REFLEX_ISA_BEGIN
 
@@ -44,12 +45,14 @@ vf widen_at(const uint8_t* row, int32_t d, int32_t n) {
 
 /// Where the keys and values of a block's slots lie, for one head.
 struct Streams {
-  const uint8_t* k[kSlots];
-  const uint8_t* v[kSlots];
-  Streams(const AttentionArgs& a, const SlotBlock& b, int32_t g) {
+  const uint8_t* k[kSlots] = {};
+  const uint8_t* v[kSlots] = {};
+  int32_t n = 0;  ///< slots
+  void set(const AttentionArgs& a, const SlotBlock& b, int32_t g) {
     const size_t size = a.f16 ? 2 : 4;
+    n = b.n;
     for (int32_t j = 0; j < kSlots; ++j) {  // past the end: the last, computed and not used
-      const auto s = static_cast<size_t>(b.slot(j < b.n ? j : b.n - 1));
+      const auto s = static_cast<size_t>(b.slot(j < n ? j : n - 1));
       k[j] = a.k + (s * a.ldk + static_cast<size_t>(g * a.head_dim)) * size;
       v[j] = a.v + (s * a.ldv + static_cast<size_t>(g * a.v_head_dim)) * size;
     }
@@ -72,13 +75,19 @@ inline __attribute__((always_inline)) void score_step(const uint8_t* const* keys
   }
 }
 
-// p[i][j] = q[i] . K[j] for N queries, ldq apart.
+// Asks for `bytes` at p.
+inline void fetch(const uint8_t* p, int32_t bytes) {
+  for (int32_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+// p[i][j] = q[i] . K[j] for N queries, ldq apart. What is needed next is asked for meanwhile.
 template <bool F16, int N>
-void scores(const AttentionArgs& a, const SlotBlock& b, const Streams& at, const float* q, int32_t ldq,
-            float (*p)[kSlots]) {
+void scores(const AttentionArgs& a, const SlotBlock& b, const Streams& at, const Streams& next,
+            const float* q, int32_t ldq, float (*p)[kSlots]) {
   constexpr int kStep = W / N;  // slots at once: W sums
   const int32_t hd = a.head_dim, whole = hd / W * W;
   for (int32_t j = 0; j < kSlots && j < b.n; j += kStep) {
+    for (int32_t k = j; k < j + kStep && k < next.n; ++k) fetch(next.k[k], hd * (F16 ? 2 : 4));
     vf s[W] = {};
     for (int32_t d = 0; d < whole; d += W) score_step<F16, N, true>(at.k + j, q, ldq, d, hd, s);
     if (whole < hd) score_step<F16, N, false>(at.k + j, q, ldq, whole, hd, s);
@@ -91,12 +100,18 @@ void scores(const AttentionArgs& a, const SlotBlock& b, const Streams& at, const
 
 // p <- e^(p - m) where row r sees the slot, else 0; m and l go on. Returns what acc is to be scaled by.
 float soften(const SlotBlock& b, int32_t prefix, int32_t r, float* p, float& m, float& l) {
-  float top = m;
-  for (int32_t j = 0; j < kSlots; ++j) {
-    const bool seen = j < b.n && (b.masks ? (b.masks[j] >> r & 1u) != 0 : b.first + j < prefix);
-    p[j] = seen ? p[j] : -__builtin_inff();
-    top = p[j] > top ? p[j] : top;
+  const int32_t seen = b.masks || b.n < prefix - b.first ? b.n : prefix - b.first;
+  vi lane;
+  for (int i = 0; i < W; ++i) lane[i] = i;
+  vf most = splat(m);
+  for (int32_t j = 0; j < kSlots; j += W) {
+    vi sees = lane + j < seen;
+    if (b.masks) sees &= (load_i(b.masks + j) & static_cast<int32_t>(1u << r)) != 0;
+    const vf x = sees ? load(p + j) : splat(-__builtin_inff());
+    store(p + j, x);
+    most = max(x, most);
   }
+  const float top = max_lane(most);
   const float keep = exp(splat(m - top))[0];
   vf total{};
   for (int32_t j = 0; j < kSlots; j += W) {
@@ -111,8 +126,9 @@ float soften(const SlotBlock& b, int32_t prefix, int32_t r, float* p, float& m, 
 
 // acc[i] <- acc[i] * keep[i] + sum_j p[i][j] V[j] for N queries; V vectors from value d on.
 template <bool F16, int N, int V, bool WHOLE>
-void accumulate(const AttentionArgs& a, const SlotBlock& b, const Streams& at, const float (*p)[kSlots],
-                const float* keep, int32_t d, float* acc, int32_t ld) {
+void accumulate(const AttentionArgs& a, const SlotBlock& b, const Streams& at, const Streams& next,
+                const float (*p)[kSlots], const float* keep, int32_t d, float* acc, int32_t ld) {
+  constexpr int32_t kBytes = W * V * (F16 ? 2 : 4);
   vf o[N][V];
   REFLEX_UNROLL
   for (int i = 0; i < N; ++i) {
@@ -120,6 +136,7 @@ void accumulate(const AttentionArgs& a, const SlotBlock& b, const Streams& at, c
     for (int v = 0; v < V; ++v) o[i][v] = load(acc + i * ld + d + v * W) * keep[i];
   }
   for (int32_t j = 0; j < b.n; ++j) {
+    if (WHOLE && j < next.n) fetch(next.v[j] + d * (F16 ? 2 : 4), kBytes);
     REFLEX_UNROLL
     for (int v = 0; v < V; ++v) {
       const vf value = widen_at<F16, WHOLE>(at.v[j], d + v * W, a.v_head_dim);
@@ -136,12 +153,12 @@ void accumulate(const AttentionArgs& a, const SlotBlock& b, const Streams& at, c
 
 // N queries of one head, the first of which is number i, against a block.
 template <bool F16, int N>
-void fold(const AttentionArgs& a, const RowBlock& rows, const SlotBlock& b, const Streams& at, int32_t i,
-          const float* q, int32_t ldq, const Part& part) {
+void fold(const AttentionArgs& a, const RowBlock& rows, const SlotBlock& b, const Streams& at,
+          const Streams& next, int32_t i, const float* q, int32_t ldq, const Part& part) {
   const int32_t rep = a.n_heads / a.n_kv_heads;
   alignas(64) float p[N][kSlots];
   float keep[N];
-  scores<F16, N>(a, b, at, q + i * ldq, ldq, p);
+  scores<F16, N>(a, b, at, next, q + i * ldq, ldq, p);
   REFLEX_UNROLL
   for (int k = 0; k < N; ++k) {
     const int32_t r = (i + k) / rep;
@@ -150,19 +167,20 @@ void fold(const AttentionArgs& a, const RowBlock& rows, const SlotBlock& b, cons
   float* acc = part.acc + i * part.ld;
   int32_t d = 0;
   for (; d + kWide * W <= a.v_head_dim; d += kWide * W)
-    accumulate<F16, N, kWide, true>(a, b, at, p, keep, d, acc, part.ld);
-  for (; d + W <= a.v_head_dim; d += W) accumulate<F16, N, 1, true>(a, b, at, p, keep, d, acc, part.ld);
-  if (d < a.v_head_dim) accumulate<F16, N, 1, false>(a, b, at, p, keep, d, acc, part.ld);
+    accumulate<F16, N, kWide, true>(a, b, at, next, p, keep, d, acc, part.ld);
+  for (; d + W <= a.v_head_dim; d += W) accumulate<F16, N, 1, true>(a, b, at, next, p, keep, d, acc, part.ld);
+  if (d < a.v_head_dim) accumulate<F16, N, 1, false>(a, b, at, next, p, keep, d, acc, part.ld);
 }
 
 template <bool F16>
-void fold_head(const AttentionArgs& a, const RowBlock& rows, const SlotBlock& b, int32_t g, const float* q,
-               const Part& part) {
-  const Streams at(a, b, g);
+void fold_head(const AttentionArgs& a, const RowBlock& rows, const SlotBlock& b, const Streams& at,
+               const Streams& next, const float* q, const Part& part) {
+  constexpr Streams kNothing{};
   const int32_t n = queries(a, rows.count), ldq = round_up(a.head_dim);
   int32_t i = 0;
-  for (; i + kTogether <= n; i += kTogether) fold<F16, kTogether>(a, rows, b, at, i, q, ldq, part);
-  for (; i < n; ++i) fold<F16, 1>(a, rows, b, at, i, q, ldq, part);
+  for (; i + kTogether <= n; i += kTogether)
+    fold<F16, kTogether>(a, rows, b, at, i == 0 ? next : kNothing, i, q, ldq, part);
+  for (; i < n; ++i) fold<F16, 1>(a, rows, b, at, i == 0 ? next : kNothing, i, q, ldq, part);
 }
 
 void write_out(const AttentionArgs& a, const RowBlock& rows, int32_t g, const Part& part) {
@@ -173,6 +191,33 @@ void write_out(const AttentionArgs& a, const RowBlock& rows, int32_t g, const Pa
         a.out + static_cast<size_t>(rows.first + i / rep) * a.ldo + (g * rep + i % rep) * a.v_head_dim;
     for (int32_t d = 0; d < a.v_head_dim; ++d) to[d] = part.acc[i * part.ld + d] * inverse;
   }
+}
+
+// One prefetch for each page of slots [begin, end) below `most`, all heads: their walks go on side by side
+// (stream.h).
+void touch_slots(const AttentionArgs& a, int32_t begin, int32_t end, int32_t most) {
+  end = end < most ? end : most;
+  const size_t size = a.f16 ? 2 : 4;
+  const auto touch = [&](const uint8_t* base, size_t ld) {
+    for (size_t i = static_cast<size_t>(begin) * ld * size; i < static_cast<size_t>(end) * ld * size;
+         i += kPage)
+      __builtin_prefetch(base + i, 0, 2);
+  };
+  touch(a.k, a.ldk);
+  touch(a.v, a.ldv);
+}
+
+// The streams that are needed after block b of some head: those of head g, over the same block or, where
+// that was the last head, the block after. False, and no slots, where there are none.
+bool next_of(const SlotBlock& b, bool last, int32_t end, const AttentionArgs& a, int32_t g, Streams& next) {
+  SlotBlock after = b;
+  if (last) {
+    after.first += kSlots;
+    after.n = b.masks ? 0 : (end - after.first < kSlots ? end - after.first : kSlots);
+  }
+  next.n = 0;
+  if (after.n > 0) next.set(a, after, g);
+  return after.n > 0;
 }
 
 // Heads [g_begin, g_end) over slots [begin, end) and, where asked, the rows' branches; the parts of the
@@ -187,23 +232,31 @@ void run_part(const AttentionArgs& a, const RowBlock& rows, int32_t g_begin, int
     for (int32_t i = 0; i < n; ++i) {
       const float* from =
           a.q + static_cast<size_t>(rows.first + i / rep) * a.ldq + (g * rep + i % rep) * a.head_dim;
-      for (int32_t d = 0; d < ldq; ++d) q[i * ldq + d] = d < a.head_dim ? from[d] * a.scale : 0.0f;
+      int32_t d = 0;
+      for (; d + W <= a.head_dim; d += W) store(q + i * ldq + d, load(from + d) * a.scale);
+      for (; d < ldq; ++d) q[i * ldq + d] = d < a.head_dim ? from[d] * a.scale : 0.0f;
       part.m[i] = kLowest;
       part.l[i] = 0;
     }
     memset(part.acc, 0, static_cast<size_t>(n * part.ld) * sizeof(float));
   }
+  touch_slots(a, begin, begin + 2 * kSlots, end);
+  Streams
+      streams[2];  // of the head in work; of the one after it, the first over the next block after the last
+  int turn = 0;
+  bool ready = false;
   for_slots(rows, begin, end, branches, [&](const SlotBlock& b) {
-    for (int32_t g = g_begin; g < g_end; ++g) {
+    if (!b.masks) touch_slots(a, b.first + 2 * kSlots, b.first + 3 * kSlots, end);
+    if (!ready) streams[turn].set(a, b, g_begin);
+    for (int32_t g = g_begin; g < g_end; ++g, turn ^= 1) {
       const Part part = cut_part(a, rows.count, parts + static_cast<size_t>(g - g_begin) * stride);
       const float* q = scratch + (g - g_begin) * n * ldq;
-      if (!b.masks)
-        for (int32_t j = 0; j < kSlots && b.first + kSlots + j < end; ++j)
-          fetch_slot(a, g, b.first + kSlots + j);
+      Streams& next = streams[turn ^ 1];
+      ready = next_of(b, g + 1 == g_end, end, a, g + 1 == g_end ? g_begin : g + 1, next);
       if (a.f16)
-        fold_head<true>(a, rows, b, g, q, part);
+        fold_head<true>(a, rows, b, streams[turn], next, q, part);
       else
-        fold_head<false>(a, rows, b, g, q, part);
+        fold_head<false>(a, rows, b, streams[turn], next, q, part);
     }
   });
 }
@@ -212,12 +265,17 @@ void run_part(const AttentionArgs& a, const RowBlock& rows, int32_t g_begin, int
 
 size_t few_scratch(const AttentionArgs& a, int32_t rows) {
   const auto heads = static_cast<size_t>(a.n_heads) * static_cast<size_t>(rows);
-  return heads * static_cast<size_t>(round_up(a.head_dim)) + part_floats(a, rows);
+  return heads * static_cast<size_t>(round_up(a.head_dim)) +
+         static_cast<size_t>(a.n_kv_heads) * part_floats(a, rows);
 }
 
-void attention_few(const AttentionArgs& a, const RowBlock& rows, int32_t g, float* scratch) {
-  run_part(a, rows, g, g + 1, 0, rows.longest, true, scratch, scratch + part_floats(a, rows.count));
-  write_out(a, rows, g, cut_part(a, rows.count, scratch));
+void attention_few(const AttentionArgs& a, const RowBlock& rows, int32_t g_begin, int32_t g_end,
+                   float* scratch) {
+  const size_t each = part_floats(a, rows.count);
+  run_part(a, rows, g_begin, g_end, 0, rows.longest, true, scratch,
+           scratch + static_cast<size_t>(g_end - g_begin) * each);
+  for (int32_t g = g_begin; g < g_end; ++g)
+    write_out(a, rows, g, cut_part(a, rows.count, scratch + static_cast<size_t>(g - g_begin) * each));
 }
 
 size_t attention_part_floats(const AttentionArgs& a, int32_t rows) {
