@@ -210,8 +210,9 @@ void PassRun::step(const BlockAttentionStep& s, Counter* counters, int t) {
   const AttentionArgs a = attention_args(op, sights_[static_cast<size_t>(sight_of(op))].sees);
   share(counters[3], blocks * op.n_kv_heads, 1, [&](int32_t task, int32_t) {
     const int32_t block = blocks - 1 - task / op.n_kv_heads;  // the longest first
-    kernels_.attention(a, block * kAttentionRows, std::min(n, (block + 1) * kAttentionRows),
-                       task % op.n_kv_heads, reinterpret_cast<float*>(scratch(t)));
+    const int32_t g = task % op.n_kv_heads;
+    kernels_.attention(a, block * kAttentionRows, std::min(n, (block + 1) * kAttentionRows), g, g + 1,
+                       reinterpret_cast<float*>(scratch(t)));
   });
 }
 
