@@ -5,6 +5,7 @@ may come next. The grammar engine is llguidance, imported on first use; the core
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from ._native import ReflexError
@@ -44,6 +45,15 @@ _JSON_SPELLING: Any = {
 _CONTROL = {2, 3, 5}
 
 
+# Of the engine's errors: the lines of the grammar that it quotes, and where in them it stands.
+_QUOTED = re.compile(r"^ *(?:\d+ \||\^).*$", re.MULTILINE)
+
+
+def _words(error: str) -> str:
+    """What llguidance says is wrong, in one line, without its state and the grammar's text."""
+    return " ".join(_QUOTED.sub("", error.partition("<state>")[0]).split())
+
+
 class Grammars:
     """The compiled vocabulary of one engine, made on the first constraint and kept."""
 
@@ -78,7 +88,7 @@ class Grammars:
             raise _refuse("invalid_input", f"constraint: {e}") from None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            words = " ".join(matcher.get_error().partition("<state>")[0].split())
+            words = _words(matcher.get_error())
             raise _refuse("invalid_input", f"constraint: expected a valid {kind}, found: {words}")
         return Constrained(generation, matcher, self._end_ids)
 
@@ -103,8 +113,7 @@ class Constrained:
     def _check(self) -> None:
         """A grammar too large to follow is the request's fault; llguidance adds its state to the words."""
         if self._matcher.is_error():
-            words = " ".join(self._matcher.get_error().partition("<state>")[0].split())
-            raise _refuse("invalid_input", f"constraint: {words}")
+            raise _refuse("invalid_input", f"constraint: {_words(self._matcher.get_error())}")
 
     def step(self) -> Any:
         """One step of the generation; the next draw's mask follows from its token."""

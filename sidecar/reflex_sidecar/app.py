@@ -16,7 +16,7 @@ from .errors import ApiError
 from .page import page_handler
 from .routes import chat, classify, completions, responses, status, systemone, text
 from .services import Services
-from .web import App, Call, Endpoint, Front, Handler, Reply, json_reply
+from .web import App, Call, Endpoint, Front, Handler, Reply, WithId, json_reply
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", chat.chat),
@@ -65,7 +65,7 @@ def make_app(services: Services) -> App:
                 expose_headers=["x-request-id", "x-reflex-template", "retry-after"],
             ),
         )
-    return front
+    return WithId(front)
 
 
 def _http_error(request: Request, error: Exception) -> Response:

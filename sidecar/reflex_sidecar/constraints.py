@@ -90,7 +90,9 @@ def of_format(wanted: ResponseFormat | None) -> JsonSchemaConstraint | None:
         return None
     if wanted.type == "json_object":
         return JsonSchemaConstraint(schema=closed(wanted.schema or ANY_OBJECT))
-    if wanted.json_schema is None or wanted.json_schema.schema is None:
+    if wanted.json_schema is not None and wanted.json_schema.schema is True:
+        return JsonSchemaConstraint(schema={})
+    if wanted.json_schema is None or not isinstance(wanted.json_schema.schema, dict):
         raise bad_request(
             "response_format.json_schema.schema: expected a schema, found none",
             param="response_format.json_schema",

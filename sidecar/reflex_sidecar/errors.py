@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -112,12 +113,26 @@ _WORKER_KINDS: Final[dict[str, tuple[int, str]]] = {
 }
 
 
+# Fields that the worker and this API call by the same name.
+_SHARED: Final = re.compile(
+    r"(seed|stop|stop_token_ids|logit_bias|top_k|top_p|min_p|temperature|(?:repetition|frequency|presence)_penalty)"
+    r"(?:\[\d+\])?: "
+)
+
+
+def _field_of(message: str) -> str | None:
+    """The field that a message of the worker begins with."""
+    found = _SHARED.match(message)
+    return found[1] if found else None
+
+
 def from_worker(error: Exception, n_ctx: int = 0) -> ApiError:
     """The answer to a request that the worker, or the protocol library, has refused or lost."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, LocalProtocolError):
-        return bad_request(str(error.args[0]))
+        message = str(error.args[0]).removeprefix("sampling.")
+        return bad_request(message, param=_field_of(message))
     if isinstance(error, WorkerError):
         message = error.answer.error
         if error.kind == "context_overflow":
@@ -125,7 +140,8 @@ def from_worker(error: Exception, n_ctx: int = 0) -> ApiError:
             message = f"This model's maximum context length is {n_ctx} tokens: {message}"
         status, code = _WORKER_KINDS.get(error.kind, (500, error.kind))
         headers = {"retry-after": "1"} if status == 503 else {}
-        return ApiError(status, message, code=code, headers=headers)
+        param = _field_of(message) if status == 400 else None
+        return ApiError(status, message, code=code, headers=headers, param=param)
     if isinstance(error, (WorkerDied, RemoteProtocolError)):
         return WorkerGone(str(error))
     raise error

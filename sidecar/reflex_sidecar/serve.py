@@ -21,6 +21,7 @@ import uvicorn
 import uvloop
 
 from .app import make_app
+from .http import Protocol
 from .metrics import Metrics
 from .options import Options
 from .rendering.renderer import Renderer
@@ -76,7 +77,7 @@ class _Server:
         config = uvicorn.Config(
             make_app(services),
             loop="none",
-            http="httptools",
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,

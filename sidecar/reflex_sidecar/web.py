@@ -29,8 +29,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON: Final = "application/json"
-# Where an endpoint leaves its name for the counters.
+# Where an endpoint leaves its name for the counters, and where a request's id is found.
 _ROUTE: Final = "reflex.route"
+_ID: Final = "reflex.request_id"
 _GOOD_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # How long a cancelled request may take to notice before it is cancelled again.
 _NOTICE_SECONDS: Final = 1.0
@@ -179,8 +180,29 @@ OPEN_PATHS: Final = frozenset(
 )
 
 
+class WithId:
+    """Gives every answer an x-request-id: the client's own, if it is one, or a new one. Outermost."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((v for k, v in scope["headers"] if k == b"x-request-id"), None)
+        request_id = scope[_ID] = _request_id(given)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
 class Front:
-    """Gives every answer an x-request-id, asks for the key, counts, and refuses strangers' web pages."""
+    """Asks for the key, counts, and refuses strangers' web pages."""
 
     def __init__(self, app: App, services: Services) -> None:
         self._app = app
@@ -192,30 +214,28 @@ class Front:
             return
         services, started = self._services, time.monotonic()
         headers = dict(scope["headers"])
-        request_id = _request_id(headers.get(b"x-request-id"))
         status = 0
 
-        async def send_with_id(message: Message) -> None:
+        async def send_and_see(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
         services.active += 1
         try:
             refusal = self._refusal(scope, headers)
             if refusal is not None:
-                await send_error(send_with_id, refusal)
+                await send_error(send_and_see, refusal)
             else:
-                await self._app(scope, receive, send_with_id)
+                await self._app(scope, receive, send_and_see)
         finally:
             services.active -= 1
             route = scope.get(_ROUTE, "other")
             services.metrics.requests.add(route=route, status=str(status or 499))
             if services.options.log_requests:
                 took = (time.monotonic() - started) * 1000
-                services.log(f"{scope['method']} {scope['path']} {status or 499} {took:.1f} ms {request_id}")
+                services.log(f"{scope['method']} {scope['path']} {status or 499} {took:.1f} ms {scope[_ID]}")
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
         options = self._services.options

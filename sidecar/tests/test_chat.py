@@ -306,6 +306,18 @@ def test_a_call_of_the_models_choice_is_bound_where_the_worker_can(server: Serve
     assert grammar.startswith('start: "<tool_call>" calls_') and " | json_" in grammar.splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
+    ],
+)
+def test_what_the_worker_refuses_names_the_field_too(server: Server, fields: dict[str, Any], param: str):
+    r = server.chat("x", **fields)
+    assert r.status_code == 400 and error_of(r)["param"] == param
+
+
 # ---- errors --------------------------------------------------------------------------------------
 
 USER = [{"role": "user", "content": "x"}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,43 @@ def test_energy_is_counted_where_known_and_left_out_where_not(server: Server, st
     assert samples == [("reflex_energy_joules_total", 'meter="cpu"', 3.0)]
 
 
+def spoken(server: Server, data: bytes) -> tuple[bytes, httpx.Response]:
+    """The raw answer to raw bytes, and what it says."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as s:
+        s.sendall(data)
+        answer = b""
+        while part := s.recv(65536):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return answer, httpx.Response(int(status.split()[1]), headers=headers, content=body)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 400),
+        (b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: abc\r\n\r\n{}", 400),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000, 431),
+    ],
+)
+def test_what_is_no_http_is_answered_in_the_shape_of_all_errors(server: Server, data: bytes, status: int):
+    """It was plain text without an id, and headers had no end."""
+    _, r = spoken(server, data)
+    assert r.status_code == status and error_of(r)["code"] == "invalid_http"
+    assert r.headers["x-request-id"].startswith("req_") and r.headers["connection"] == "close"
+
+
+def test_many_requests_of_one_connection_are_not_one_long_head(server: Server):
+    one = b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 20_000 + b"\r\n\r\n"
+    last = one.replace(b"host: x", b"host: x\r\nconnection: close")
+    answer, _ = spoken(server, one * 8 + last)
+    assert answer.count(b"HTTP/1.1 200 OK") == 9
+
+
 def test_the_description_names_every_route(server: Server):
     document = server.http.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/systemone", "/tokenize", "/v1/models/{model_id}"} <= set(
@@ -191,6 +229,7 @@ def test_cors_where_asked(start_server: StartServer):
     asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
     r = server.http.options("/v1/chat/completions", headers=asked)
     assert r.status_code == 200 and r.headers["access-control-allow-origin"] == "https://app.example"
+    assert r.headers["x-request-id"], "a preflight had none"
     r = server.http.get(
         "/v1/models", headers={"origin": "https://app.example", "sec-fetch-site": "cross-site"}
     )

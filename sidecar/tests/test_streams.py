@@ -28,7 +28,12 @@ def test_usage_comes_last_where_asked(server: Server):
     whole = server.chat("[[say:abc]]").json()["usage"]
     events = events_of(server.chat("[[say:abc]]", stream=True, stream_options={"include_usage": True}))
     assert events[-2]["choices"] == [] and events[-2]["usage"] == whole
-    assert all(not e.get("usage") for e in events[:-2])
+    # As the API has it: null until then.
+    assert all(e["usage"] is None for e in events[:-2])
+    fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    events = events_of(server.post("/v1/completions", prompt="[[say:abc]]", **fields))
+    assert events[-2]["usage"]["completion_tokens"] == 3
+    assert all(e["usage"] is None for e in events[:-2])
 
 
 def test_an_emoji_split_across_tokens_arrives_whole(server: Server):

@@ -15,6 +15,7 @@ import pytest
 from reflex_protocol.client import AsyncClient, Cancelled, Client, WorkerDied, WorkerError
 from reflex_protocol.messages import (
     GenerateFinal,
+    LarkConstraint,
     ProgressEvent,
     RegexConstraint,
     Request,
@@ -452,6 +453,14 @@ def test_a_constraint_that_is_wrong_is_invalid_input(worker):
     with pytest.raises(WorkerError, match="constraint") as e:
         worker.request(Request(prompt="Q:", constraint=RegexConstraint(pattern="(")), timeout=WAIT)
     assert e.value.kind == "invalid_input"
+
+
+def test_a_wrong_grammar_is_told_without_quoting_it_all(worker):
+    pytest.importorskip("llguidance", reason="the package is optional")
+    bad = 'start: "a" b\nb: %json {"type": "nope"}\n'
+    with pytest.raises(WorkerError, match="Invalid type: nope") as e:
+        worker.request(Request(prompt="Q:", constraint=LarkConstraint(grammar=bad)), timeout=WAIT)
+    assert "start:" not in str(e.value)
 
 
 def test_a_grammar_too_large_to_follow_is_invalid_input_in_one_short_line(worker):

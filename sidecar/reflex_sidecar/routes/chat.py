@@ -28,7 +28,10 @@ async def chat(call: Call) -> Reply | Stream:
     plan = await plan_chat(call.services, body)
     if body.stream:
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        chunks = _chunks(_Shape(call), plan, include_usage=usage)
+        shape = _Shape(call)
+        if usage:  # as the API has it: null until the last chunk
+            shape.common["usage"] = None
+        chunks = _chunks(shape, plan, include_usage=usage)
         return await sse.begin(chunks, headers=plan.prompt.headers)
     return await _whole(_Shape(call), plan)
 
@@ -98,19 +101,17 @@ class _Shape:
 
     def __init__(self, call: Call) -> None:
         self.services = call.services
-        self.id = new_id("chatcmpl-")
-        self.created = call.created
+        self.common: dict[str, Any] = {
+            "id": new_id("chatcmpl-"),
+            "object": "chat.completion",
+            "created": call.created,
+            "model": call.services.model_id,
+            "system_fingerprint": call.services.fingerprint,
+        }
         self.reasoning: ReasoningField = call.services.options.reasoning_field
 
     def object(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.services.model_id,
-            "system_fingerprint": self.services.fingerprint,
-            **fields,
-        }
+        return {**self.common, "object": kind, **fields}
 
     def thought(self, text: str) -> dict[str, str]:
         names = ("reasoning_content", "reasoning") if self.reasoning == "both" else (self.reasoning,)

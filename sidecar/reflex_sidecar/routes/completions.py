@@ -48,6 +48,8 @@ async def completions(call: Call) -> Reply | Stream:
     shape = _Shape(call)
     if body.stream:
         usage = bool(body.stream_options and body.stream_options.include_usage)
+        if usage:  # as the API has it: null until the last chunk
+            shape.common["usage"] = None
         return await sse.begin(_chunks(shape, plan, include_usage=usage))
     return await _whole(shape, plan)
 
@@ -108,18 +110,16 @@ class _Shape:
 
     def __init__(self, call: Call) -> None:
         self.services = call.services
-        self.id = new_id("cmpl-")
-        self.created = call.created
+        self.common: dict[str, Any] = {
+            "id": new_id("cmpl-"),
+            "object": "text_completion",
+            "created": call.created,
+            "model": call.services.model_id,
+            "system_fingerprint": call.services.fingerprint,
+        }
 
     def object(self, **fields: Any) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.services.model_id,
-            "system_fingerprint": self.services.fingerprint,
-            **fields,
-        }
+        return {**self.common, **fields}
 
     def chunk(
         self, index: int, text: str, *, logprobs: LegacyLogprobs | None = None, reason: str | None = None
