@@ -125,6 +125,7 @@ async def _answer(
         inside_thought=plan.prompt.inside_thought,
         tools=plan.tools if plan.use.mode != "none" else None,
         parallel=plan.parallel_calls,
+        forced=plan.use.forced,
     )
     streamed = 0
     begun = False

@@ -172,6 +172,13 @@ def test_without_parallel_calls_only_the_first_comes_out():
     assert every_way(text, tools=TOOLS, parallel=False) == [("f", "{}")]
 
 
+@pytest.mark.parametrize("text", ["<tool_ca", "<tool_call>\n", '<tool_call>\n{"name": "f", "argu'])
+def test_a_forced_call_that_is_cut_off_early_is_no_text(text: str):
+    """Cut by max_tokens inside the markup, `<tool_call` came out as the answer's content."""
+    assert every_way(text, tools=TOOLS, forced=True) == []
+    assert every_way(text, tools=TOOLS) == [Text(text)]
+
+
 @pytest.mark.parametrize(
     ("text", "fragments"),
     [

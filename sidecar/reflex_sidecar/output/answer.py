@@ -19,10 +19,11 @@ class AnswerSplitter:
         inside_thought: bool = False,
         tools: list[dict[str, Any]] | None = None,
         parallel: bool = True,
+        forced: bool = False,
     ) -> None:
-        """`tools`: None leaves calls as text."""
+        """`tools`: None leaves calls as text. `forced`: the answer is nothing but calls."""
         self._thoughts = ThoughtSplitter(inside_thought) if split_thoughts else None
-        self._calls = CallSplitter(tools, parallel=parallel) if tools is not None else None
+        self._calls = CallSplitter(tools, parallel=parallel, forced=forced) if tools is not None else None
 
     @property
     def n_calls(self) -> int:

@@ -69,9 +69,11 @@ def format_of(template: str) -> CallFormat | None:
 class CallSplitter:
     """Feed it the answer's text; it gives Text, and for each call a Call and its Arguments."""
 
-    def __init__(self, tools: list[dict[str, Any]], *, parallel: bool = True) -> None:
+    def __init__(self, tools: list[dict[str, Any]], *, parallel: bool = True, forced: bool = False) -> None:
+        """forced: the text is calls and nothing else, so that what is cut off is markup and no text."""
         self._tools = tools
         self._parallel = parallel
+        self._forced = forced
         self._held = ""  # not yet decided what it is
         self._block: _Block | None = None  # the call, or what looks like one, that is being read
         self._behind_a_call = False
@@ -93,7 +95,8 @@ class CallSplitter:
         if block is not None:
             held = "" if block.began else held + block.text
         out: list[Part] = []
-        self._say(held.strip() if self.n_calls else held, out)
+        if not self._forced:
+            self._say(held.strip() if self.n_calls else held, out)
         return out
 
     def _say(self, text: str, out: list[Part]) -> None:
