@@ -25,4 +25,17 @@ try {
 const models = [];
 for await (const model of client.models.list()) models.push(model.id);
 const response = (await client.responses.create({ model: "m", input: asked.messages[0].content, temperature: 0 })).output_text;
-console.log(JSON.stringify({ whole, streamed, error, models, response }));
+// A streamed call, its arguments added up by the package; null where the worker cannot constrain.
+let call = null;
+try {
+  const parameters = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"] };
+  const tools = [{ type: "function", function: { name: "pick", parameters } }];
+  const final = await client.chat.completions
+    .stream({ ...asked, tools, tool_choice: "required", parallel_tool_calls: false })
+    .finalChatCompletion();
+  const made = final.choices[0].message.tool_calls[0].function;
+  call = [made.name, JSON.parse(made.arguments)];
+} catch (e) {
+  if (e.code !== "unsupported") throw e;
+}
+console.log(JSON.stringify({ whole, streamed, error, models, response, call }));

@@ -5,7 +5,10 @@ Skipped where a package is missing; run.sh installs them all and runs this.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
+import operator
 import os
 import subprocess
 from pathlib import Path
@@ -53,6 +56,13 @@ def test_langchain_tools_and_structured_output(demo: Server):
         assert model.with_structured_output(Pick, method=method).invoke(FRANCE).city in ("Paris", "Rome")
     called = model.bind_tools([Pick], tool_choice="Pick").invoke(FRANCE)
     assert called.tool_calls[0]["name"] == "Pick"
+    # Arguments come in pieces, which LangChain adds up.
+    pieces = list(model.bind_tools([Pick], tool_choice="Pick").stream(FRANCE))
+    assert sum(len(p.tool_call_chunks) for p in pieces) > 3
+    whole = functools.reduce(operator.add, pieces)
+    assert [(c["name"], c["args"]) for c in whole.tool_calls] == [
+        (c["name"], c["args"]) for c in called.tool_calls
+    ]
 
 
 async def test_langchain_async(demo: Server):
@@ -77,6 +87,29 @@ def test_litellm(demo: Server):
     asked["messages"] = [{"role": "user", "content": "x " * 5000}]
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(**asked)
+
+
+def test_litellm_adds_up_a_streamed_call(demo: Server):
+    litellm = pytest.importorskip("litellm")
+    pytest.importorskip("mcp", reason="litellm imports it for tools")
+    pytest.importorskip("llguidance", reason="the worker's optional package")
+    properties = {"city": {"enum": ["Paris", "Rome"]}}
+    schema = {"type": "object", "properties": properties, "required": ["city"]}
+    chunks = litellm.completion(
+        model="openai/reflex-demo",
+        api_base=f"{demo.url}/v1",
+        api_key="none",
+        messages=[{"role": "user", "content": FRANCE}],
+        tools=[{"type": "function", "function": {"name": "pick", "parameters": schema}}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        stream=True,
+    )
+    built = litellm.stream_chunk_builder(list(chunks))
+    (call,) = built.choices[0].message.tool_calls
+    assert call.function.name == "pick"
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
 
 
 def test_instructor(demo: Server):
@@ -113,3 +146,5 @@ def test_npm_openai(demo: Server):
     assert "Paris" in said["whole"] and said["streamed"] == said["whole"]
     assert said["error"] == ["context_length_exceeded", 400]
     assert said["models"] == ["reflex-demo"] and "Paris" in said["response"]
+    if importlib.util.find_spec("llguidance"):
+        assert said["call"][0] == "pick" and said["call"][1]["city"] in ("Paris", "Rome")
