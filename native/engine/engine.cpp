@@ -17,6 +17,9 @@ constexpr int64_t kMaxFullLogits = 8 << 20;
 // More than any machine's cores; every thread costs a stack and milliseconds at the start.
 constexpr int kMaxThreads = 1024;
 
+// Of a file's probed pages in the page cache: it need not be read ahead.
+constexpr double kWarmShare = 0.9;
+
 std::unique_ptr<Backend> open_device(const EngineOptions& o) {
   const std::string& d = o.device;
   if (d == "cpu") return make_cpu_backend(o.threads, o.isa);
@@ -25,7 +28,7 @@ std::unique_ptr<Backend> open_device(const EngineOptions& o) {
     return make_cpu_backend(o.threads, o.isa);
   }
   if (d == "cuda") return make_cuda_backend(0);
-  if (d.rfind("cuda:", 0) == 0 && d.size() > 5 && d.size() < 9 &&
+  if (d.rfind("cuda:", 0) == 0 && d.size() > 5 && d.size() < 12 &&
       std::all_of(d.begin() + 5, d.end(), [](char c) { return c >= '0' && c <= '9'; }))
     return make_cuda_backend(std::atoi(d.c_str() + 5));
   fail(ErrorKind::invalid_input, "device: expected auto, cpu, cuda or cuda:N, found '%s'", d.c_str());
@@ -74,7 +77,8 @@ EngineImpl::EngineImpl(const EngineOptions& options, const std::function<void()>
   n_ctx_ = options.ctx > 0 ? std::min(options.ctx, config_.n_ctx_train) : config_.n_ctx_train;
   recurrent_ = std::any_of(model.plan.states.begin(), model.plan.states.end(),
                            [](const StateSpec& s) { return s.kind == StateSpec::Kind::fixed; });
-  open_backend(options, std::move(model.plan));
+  read_ahead(model.plan);
+  open_backend(options_, std::move(model.plan));
   if (poll) poll();
   phases_.model_load = now_ms() - load_begin_;
   phases_.ready_at = now_ms() - process_start_ms();
@@ -84,9 +88,34 @@ EngineImpl::~EngineImpl() {
   if (tokenizer_future_.valid()) tokenizer_future_.wait();
 }
 
+// A file that is not in the page cache is read while a GPU starts (a CPU's own page faults read it as fast).
+// In the order of use: what is as long as the vocabulary comes last (of the embedding one needs rows, of the
+// head nothing before the end); stacks of experts come as the router picks them.
+void EngineImpl::read_ahead(const Plan& plan) {
+  if (options_.device == "cpu" || !cuda_built()) return;
+  std::vector<gguf::Range> ranges, last;
+  size_t total = 0;
+  for (const Weight& w : plan.weights) {
+    if (w.fd < 0 || w.nbytes == 0 || w.ne[2] > 1) continue;
+    (w.ne[1] == plan.n_vocab ? last : ranges).push_back({w.fd, w.offset, w.data, w.nbytes});
+    total += w.nbytes;
+  }
+  ranges.insert(ranges.end(), last.begin(), last.end());
+  if (options_.load_mode == "direct" || gguf::cached_share(ranges) >= kWarmShare) return;
+  const size_t room = gguf::available_memory();
+  if (room != 0 && total > room / 2) {
+    if (options_.load_mode.empty()) options_.load_mode = "direct";  // the cache would lose what it had
+    return;
+  }
+  if (options_.load_mode.empty())
+    options_.load_mode = "ring";  // pinning a mapping would fault it in page by page
+  prefetch_ = std::make_unique<gguf::Prefetch>(std::move(ranges));
+}
+
 void EngineImpl::open_backend(const EngineOptions& options, Plan plan) {
   const double t0 = now_ms();
   backend_ = open_device(options);
+  if (std::string(backend_->name()) == "cpu") prefetch_.reset();  // "auto" found no GPU
   if (std::string(backend_->name()) == "cuda") phases_.cuda_init = now_ms() - t0;
   ProgramOptions p;
   p.exact = options.exact;

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "engine/session.h"
 #include "gguf/gguf.h"
+#include "gguf/prefetch.h"
 #include "models/models.h"
 #include "tokenizer/tokenizer.h"
 
@@ -50,6 +51,7 @@ class EngineImpl final : public Engine {
   void check_prompt(std::span<const int32_t> ids) const;
 
  private:
+  void read_ahead(const Plan& plan);
   void open_backend(const EngineOptions& options, Plan plan);
 
   EngineOptions options_;
@@ -59,6 +61,7 @@ class EngineImpl final : public Engine {
   Config config_;
   int32_t n_ctx_ = 0;
   bool recurrent_ = false;
+  std::unique_ptr<gguf::Prefetch> prefetch_;  // of a file that is not in the page cache
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Session> session_;

@@ -6,6 +6,7 @@
 // package the ordinary way.
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -13,7 +14,8 @@
 
 namespace {
 
-// argv[1] is the install prefix. An editable install is known to site alone: then start again with it.
+// argv[1] is the install prefix. SIGINT is blocked until the interpreter is up: before, it would end it with
+// a traceback. An editable install is known to site alone: then start again with it.
 constexpr const char* kBootstrap = R"(
 import sys
 a = sys.argv
@@ -21,7 +23,10 @@ p = a.pop(1)
 for l in ('lib', 'lib64'):
     sys.path.append('%s/%s/python%d.%d/site-packages' % (p, l, *sys.version_info[:2]))
 try:
+    import _signal
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (2,))
     from reflex_worker.cli import main
+    main(a[1:])
 except KeyboardInterrupt:
     import posix
     posix._exit(130)
@@ -29,7 +34,6 @@ except ModuleNotFoundError as e:
     if e.name != 'reflex_worker': raise
     import os
     os.execv(sys.executable, [sys.executable, '-m', 'reflex_worker', *a[1:]])
-main(a[1:])
 )";
 
 std::string own_folder() {
@@ -38,6 +42,13 @@ std::string own_folder() {
   if (n <= 0 || n == static_cast<ssize_t>(buf.size())) return {};
   std::string path(buf.data(), static_cast<size_t>(n));
   return path.substr(0, path.rfind('/'));
+}
+
+void block_interrupt(bool block) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigprocmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, nullptr);
 }
 
 void run(const std::string& python, std::vector<std::string> head, int argc, char** argv, bool search_path) {
@@ -56,6 +67,7 @@ void run(const std::string& python, std::vector<std::string> head, int argc, cha
 int main(int argc, char** argv) {
   const std::string folder = own_folder();
   if (!folder.empty()) {
+    block_interrupt(true);
     const std::string prefix = folder.substr(0, folder.rfind('/'));
     for (const char* name : {"/python3", "/python"}) {
       const std::string python = folder + name;
@@ -63,6 +75,7 @@ int main(int argc, char** argv) {
         run(python, {python, "-I", "-S", "-X", "utf8", "-c", kBootstrap, prefix}, argc, argv, false);
     }
   }
+  block_interrupt(false);
   run("python3", {"python3", "-m", "reflex_worker"}, argc, argv, true);
   std::fprintf(stderr, "reflex: error [io]: no python3 beside %s nor on PATH\n", folder.c_str());
   return 4;

@@ -21,7 +21,8 @@ from pathlib import Path
 PROMPT = "Once upon a time"
 PAUSE_S = 0.3
 DISK_RUNS = 3
-RESIDENT_REQUESTS = 30
+RESIDENT_REQUESTS, RESIDENT_WORKERS = 30, 3
+DRIVER_READY_S = 1.0
 
 Samples = dict[str, list[float]]
 
@@ -86,37 +87,75 @@ def rows(samples: Samples, floor: str) -> list[str]:
     return out
 
 
-def resident(reflex: str, model: str) -> tuple[dict[str, float], Samples]:
-    """A worker started without a model: from the `load` line to `loaded`, to the first token after it, and
-    warm requests of one token."""
-    worker = subprocess.Popen([reflex, "stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert worker.stdin is not None and worker.stdout is not None
+class Worker:
+    """`reflex stdio` without a model; lines and the milliseconds until they are answered."""
 
-    def ask(line: dict[str, object]) -> tuple[float, dict[str, object]]:
-        assert worker.stdin is not None and worker.stdout is not None
+    def __init__(self, reflex: str) -> None:
+        self.process = subprocess.Popen([reflex, "stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def send(self, *lines: dict[str, object]) -> float:
+        """All of them at once; the time at which they were sent."""
+        assert self.process.stdin is not None
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         begin = time.perf_counter()
-        worker.stdin.write(json.dumps(line).encode() + b"\n")
-        worker.stdin.flush()
-        answer = json.loads(worker.stdout.readline())
-        if answer["event"] == "error":
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+        return begin
+
+    def hear(self, begin: float) -> tuple[float, dict[str, object]]:
+        assert self.process.stdout is not None
+        answer = json.loads(self.process.stdout.readline())
+        if answer["event"] == "error" or answer.get("ok") is False:
             raise SystemExit(f"resident worker: {answer}")
         return (time.perf_counter() - begin) * 1e3, answer
 
-    time.sleep(1.0)  # it has started the driver meanwhile, as a pool's workers have
-    begin = time.perf_counter()
-    loaded, _ = ask({"type": "load", "model": model})
-    ask({"type": "generate", "prompt": PROMPT, "max_tokens": 1})
-    facts = {"load": loaded, "load to first token": (time.perf_counter() - begin) * 1e3}
+    def ask(self, line: dict[str, object]) -> float:
+        return self.hear(self.send(line))[0]
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def resident(reflex: str, model: str) -> Samples:
+    """Workers that were started without a model, and whose driver is ready: `load` and the first request sent
+    together; `load` alone, then the first request against those after it."""
+    one_token: dict[str, object] = {"prompt": PROMPT, "max_tokens": 1}
+    system1: dict[str, object] = {"prompt": PROMPT, "candidates": [" there", " in", ","]}
+    load: dict[str, object] = {"type": "load", "model": model}
     samples: Samples = {}
+    for _ in range(RESIDENT_WORKERS):
+        worker = Worker(reflex)
+        time.sleep(DRIVER_READY_S)
+        begin = worker.send(load, one_token)
+        samples.setdefault("load (a request waits)", []).append(worker.hear(begin)[0])
+        took, answer = worker.hear(begin)
+        samples.setdefault("load to first token", []).append(took)
+        print(f"load to first token {took:.1f} ms; timings {json.dumps(answer['timings'])}", flush=True)
+        worker.end()
+    worker = Worker(reflex)
+    time.sleep(DRIVER_READY_S)
+    samples["load and its hidden step"] = [worker.ask(load)]
+    samples["first request"] = [worker.ask(one_token)]
+    samples["second request"] = [worker.ask(one_token)]
     for _ in range(RESIDENT_REQUESTS):
-        took, _ = ask({"type": "generate", "prompt": PROMPT, "max_tokens": 1})
-        samples.setdefault("resident generate, 1 token", []).append(took)
-        line = {"type": "system1", "prompt": PROMPT, "candidates": [" there", " in", ","]}
-        took, _ = ask(line)
-        samples.setdefault("resident system1, 3 candidates", []).append(took)
-    worker.stdin.close()
-    worker.wait()
-    return facts, samples
+        samples.setdefault("resident generate, 1 token", []).append(worker.ask(one_token))
+        samples.setdefault("resident system1, 3 candidates", []).append(worker.ask(system1))
+    worker.end()
+    return samples
+
+
+def plain_read(path: str) -> Samples:
+    """The file from the disk past the page cache, by dd: what cold-disk starts are held against."""
+    command = ["dd", f"if={path}", "of=/dev/null", "bs=16M", "iflag=direct"]
+    samples: Samples = {}
+    for _ in range(DISK_RUNS):
+        forget(path)()
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        samples.setdefault("plain O_DIRECT read", []).append((time.perf_counter() - begin) * 1e3)
+    return samples
 
 
 def energy(reflex: str, command: list[str], runs: int) -> dict[str, object]:
@@ -155,7 +194,7 @@ def measure(reflex: str, fcold: str | None, model: str, runs: int) -> dict[str, 
     disk = {"floor": commands["floor"], "generate, one token": generate}
     disk["generate, --load-mode ring"] = [*generate, "--load-mode", "ring"]
     disk["generate, --load-mode direct"] = [*generate, "--load-mode", "direct"]
-    table("cold disk, bare host", in_turn(disk, DISK_RUNS, forget(model)))
+    table("cold disk, bare host", plain_read(model) | in_turn(disk, DISK_RUNS, forget(model)))
     run_cold(generate)  # back into the page cache
     facts, warm = resident(reflex, model)
     out["load"], out["resident"] = facts, warm

@@ -23,8 +23,6 @@ constexpr int kSlots = 2;                    // per thread: one filling while th
 constexpr int kRingThreads = 8, kDirectThreads = 16, kMapThreads = 2;
 // Below this many cores, pinning the mapping beats copying it (measured: docs/cuda-notes.md).
 constexpr int kRingMinCores = 6;
-constexpr int kProbes = 128;        // pages asked about, over all items
-constexpr double kWarmShare = 0.9;  // of them in the page cache: the file is warm
 constexpr int kRepackThreads = 256;
 
 int usable_cores() {
@@ -37,28 +35,6 @@ int usable_cores() {
 std::atomic<bool> boot_ring_taken{false};
 
 uintptr_t page_floor(const void* p) { return reinterpret_cast<uintptr_t>(p) & ~(kPage - 1); }
-
-/// Share of probed pages that are in the page cache.
-double warm_share(const std::vector<LoadItem>& items) {
-  size_t total = 0;
-  for (const LoadItem& i : items)
-    if (i.fd >= 0) total += i.bytes;
-  const size_t step = std::max<size_t>(kPage, total / kProbes);
-  int probes = 0, warm = 0;
-  size_t at = step / 2;
-  for (const LoadItem& i : items) {
-    if (i.fd < 0) continue;
-    for (; at < i.bytes; at += step) {
-      unsigned char in_core = 0;
-      auto* page = reinterpret_cast<void*>(page_floor(static_cast<const char*>(i.data) + at));
-      if (mincore(page, 1, &in_core) != 0) return 1.0;  // not a file mapping
-      ++probes;
-      warm += in_core & 1;
-    }
-    at -= i.bytes;
-  }
-  return probes ? static_cast<double>(warm) / probes : 1.0;
-}
 
 }  // namespace
 
@@ -145,8 +121,6 @@ void Loader::choose_mode(const std::string& mode) {
     mode_ = LoadMode::direct;
   else if (!mode.empty() && mode != "auto")
     fail(ErrorKind::invalid_input, "load mode: expected auto, ring, map or direct, found '%s'", mode.c_str());
-  else if (from_file && warm_share(list_.items) < kWarmShare)
-    mode_ = LoadMode::direct;
   else
     mode_ = from_file && cores < kRingMinCores ? LoadMode::map : LoadMode::ring;
   if (mode_ == LoadMode::map && (!from_file || !device_.can_register_read_only())) mode_ = LoadMode::ring;
