@@ -52,6 +52,10 @@ struct AttentionArgs {
   const int32_t* extra_begin = nullptr;
 };
 
+/// Pages whose translations are asked for together, a batch ahead (kernels/stream.h).
+inline constexpr size_t kPage = 4096;
+inline constexpr size_t kPageBatch = 32 * kPage;
+
 struct Kernels {
   const char* name;  ///< "portable", "avx2", "avx512vnni"
 

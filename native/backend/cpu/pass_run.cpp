@@ -244,14 +244,19 @@ void PassRun::pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t)
                     value(s.swiglu) + static_cast<size_t>(r) * n_out + begin);
 }
 
+// Asks for what a thread will read first of weight rows [row, end): the stream itself looks ahead from there.
+void PassRun::begin_stream(WeightId id, int32_t row, int32_t end) const {
+  const Weight& w = program_.plan_.weights[static_cast<size_t>(id)];
+  const size_t bytes = row_bytes(w.type, static_cast<size_t>(w.n_in()));
+  const auto* from = static_cast<const uint8_t*>(w.data) + static_cast<size_t>(row) * bytes;
+  const size_t all = static_cast<size_t>(end - row) * bytes;
+  for (size_t i = 0; i < std::min(all, 2 * kPageBatch); i += kPage) __builtin_prefetch(from + i, 0, 2);
+  for (size_t i = 0; i < std::min(all, kPage); i += kLine) __builtin_prefetch(from + i, 0, 2);
+}
+
 void PassRun::step(const MatmulStep& s, Counter* counters, int t) {
   const int32_t n = rows(s.in);
   const int threads = program_.pool_->size();
-  bool forms[kForms] = {};
-  for (const LinearPart& p : s.parts) forms[static_cast<int>(form_of(p.weight, n))] = true;
-  prepare(s.in, s.norm, forms, counters[0], t);
-  program_.pool_->barrier();
-
   // Pieces of all parts in one sequence, so that the parts need no barrier between them.
   int32_t total = 0;
   for (const LinearPart& p : s.parts) total += width(p.out);
@@ -265,6 +270,20 @@ void PassRun::step(const MatmulStep& s, Counter* counters, int t) {
     n_pieces += pieces(n_out, g);
     ranges.push_back({i, n_out, first, n_pieces});
   }
+  if (few) {
+    const int32_t begin = part_begin(n_pieces, t), end = part_begin(n_pieces, t + 1);
+    for (const PieceRange& r : ranges) {
+      const int32_t from = (std::max(begin, r.first) - r.first) * g;
+      const int32_t to = std::min((std::min(end, r.end) - r.first) * g, r.n_out);
+      if (from >= to) continue;
+      begin_stream(s.parts[static_cast<size_t>(r.part)].weight, from, to);
+      if (r.part == s.gate) begin_stream(s.parts[static_cast<size_t>(s.up)].weight, from, to);
+    }
+  }
+  bool forms[kForms] = {};
+  for (const LinearPart& p : s.parts) forms[static_cast<int>(form_of(p.weight, n))] = true;
+  prepare(s.in, s.norm, forms, counters[0], t);
+  program_.pool_->barrier();
   stream(counters, n_pieces, few ? kMatmulRows / kMatvecRows : 1, t, [&](int32_t begin, int32_t end) {
     for (const PieceRange& r : ranges) {
       const int32_t from = std::max(begin, r.first), to = std::min(end, r.end);
@@ -403,14 +422,15 @@ void PassRun::step(const SelectStep& s, Counter* counters, int) {
 void PassRun::step(const HeadStep& s, Counter* counters, int t) {
   const bool gather = pass_.head == HeadMode::gather;
   const Form form = form_of(s.weight, gather ? 1 : n_outputs_);
+  const int32_t vocab = program_.plan_.n_vocab;
+  const bool few = n_outputs_ <= kFewRows;
+  const int32_t g = few ? kMatvecRows : kMatmulRows;
+  if (few && !gather) begin_stream(s.weight, part_begin(pieces(vocab, g), t) * g, vocab);
   bool forms[kForms] = {};
   forms[static_cast<int>(form)] = true;
   prepare(s.in, s.norm, forms, counters[0], t);
   program_.pool_->barrier();
   if (gather) return head_gather(s, counters[1], t);
-  const int32_t vocab = program_.plan_.n_vocab;
-  const bool few = n_outputs_ <= kFewRows;
-  const int32_t g = few ? kMatvecRows : kMatmulRows;
   stream(counters, pieces(vocab, g), few ? kMatmulRows / kMatvecRows : 1, t,
          [&](int32_t first, int32_t last) {
            const int32_t begin = first * g, end = std::min(last * g, vocab);

@@ -107,6 +107,7 @@ class PassRun {
     int part;
     int32_t n_out, first, end;  ///< pieces [first, end)
   };
+  void begin_stream(WeightId w, int32_t row, int32_t end) const;
   void matmul_chunk(const MatmulStep& s, int part, int32_t begin, int32_t end, int t);
   void pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t);
   void head_gather(const HeadStep& s, Counter& counter, int t);
@@ -194,8 +195,7 @@ class PassRun {
     Part* parts = parts_of(counters);
     for (int k = 0; k < threads; ++k) {
       const int owner = (t + k) % threads;
-      const auto border = [&](int i) { return static_cast<int32_t>(int64_t{n} * i / threads); };
-      const int32_t first = border(owner), size = border(owner + 1) - first;
+      const int32_t first = part_begin(n, owner), size = part_begin(n, owner + 1) - first;
       std::atomic<uint64_t>& taken = parts[owner].taken;
       for (uint64_t old = taken.load(std::memory_order_relaxed);;) {
         const auto front = static_cast<int32_t>(old), back = static_cast<int32_t>(old >> 32);
@@ -209,6 +209,10 @@ class PassRun {
         old = taken.load(std::memory_order_relaxed);
       }
     }
+  }
+  /// The first of thread t's own pieces of n.
+  int32_t part_begin(int32_t n, int t) const {
+    return static_cast<int32_t>(int64_t{n} * t / program_.pool_->size());
   }
   /// The parts of the step whose counters these are. Only two steps' are ever in use: a thread that has
   /// come to a step makes its part ready for the next.

@@ -12,9 +12,6 @@ constexpr size_t kAhead = 4096;
 /// Pages are 4 KiB where the page cache's are, and a prefetch whose page is not in the TLB holds up what
 /// comes after it until the page is walked, some 100 ns: 40% of the time a page's weights take. Walks go on
 /// side by side, though, so pages are asked for in batches, a batch ahead.
-constexpr size_t kPage = 4096;
-constexpr size_t kPageBatch = 32 * kPage;
-
 static inline void touch_pages(const uint8_t* w, size_t bytes) {
   const uintptr_t border = (uintptr_t)(w + bytes) / kPageBatch * kPageBatch;
   if (border <= (uintptr_t)w) return;
