@@ -22,7 +22,7 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
     "--window-size=1280,900",
 ]
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 class Browser:
@@ -43,16 +43,28 @@ class Browser:
             "goog:chromeOptions": options,
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
         }
+        try:
+            self._session = f"/session/{self._begin(wanted)}"
+        except BaseException:  # a driver that is left behind fails whatever test comes next
+            self._leave()
+            raise
+
+    def _begin(self, wanted: dict[str, Any]) -> str:
+        """A session with a browser of its own; its id."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
                 answer = self._http.post("/session", json={"capabilities": {"alwaysMatch": wanted}})
-                break
+                return answer.raise_for_status().json()["value"]["sessionId"]
             except httpx.ConnectError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
-        self._session = f"/session/{answer.raise_for_status().json()['value']['sessionId']}"
+
+    def _leave(self) -> None:
+        self._http.close()
+        self._driver.terminate()
+        self._driver.wait()
 
     def __enter__(self) -> Browser:
         return self
@@ -63,9 +75,7 @@ class Browser:
         try:
             self._http.delete(self._session)
         finally:
-            self._http.close()
-            self._driver.terminate()
-            self._driver.wait()
+            self._leave()
 
     def _post(self, path: str, **body: Any) -> Any:
         answer = self._http.post(self._session + path, json=body)
@@ -92,7 +102,7 @@ class Browser:
     def text(self, selector: str) -> str:
         return self._http.get(f"{self._session}{self.element(selector)}/text").json()["value"]
 
-    def until(self, script: str, seconds: float = 30.0) -> Any:
+    def until(self, script: str, seconds: float = START_SECONDS) -> Any:
         """Until a script returns something; that."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

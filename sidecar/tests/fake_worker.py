@@ -11,8 +11,8 @@ brackets, the last of each in the prompt, tell it what to do:
     [[error:KIND]]    end with that error
     [[tell:FIELD]]    answer with a field of the request as it came (sampling.seed, constraint.grammar)
 
-Environment: FAKE_LOAD_MS, FAKE_LOAD_FAIL, FAKE_TEMPLATE, FAKE_LOG (lines received go there),
-FAKE_CONSTRAINT (it says that it can constrain, and lets everything through), FAKE_JOULES (what each
+Environment: FAKE_LOAD_GATE (a file that loading waits for), FAKE_LOAD_FAIL, FAKE_TEMPLATE, FAKE_LOG
+(lines received go there), FAKE_CONSTRAINT (it says that it can constrain, and lets everything through), FAKE_JOULES (what each
 request uses), FAKE_CRASH_AT_START (a file: while it holds a number above 0, that is decreased and the
 worker dies).
 """
@@ -120,7 +120,7 @@ class FakeWorker:
         self.leaving = False
         self.eof = False
         self.running: str | None = None
-        self.loaded_at = time.monotonic() + float(os.environ.get("FAKE_LOAD_MS", "0")) / 1000
+        self.gate = os.environ.get("FAKE_LOAD_GATE")
         self.log: Any = None
         if path := os.environ.get("FAKE_LOG"):
             self.log = open(path, "ab", buffering=0)  # noqa: SIM115 (as long as the process)
@@ -180,8 +180,8 @@ class FakeWorker:
             self.queue.append(message)
 
     def serve(self) -> None:
-        while time.monotonic() < self.loaded_at:
-            self.look(self.loaded_at - time.monotonic())
+        while self.gate and not Path(self.gate).exists():
+            self.look(0.01)
         if kind := os.environ.get("FAKE_LOAD_FAIL"):
             print(f"reflex: error [{kind}]: the model cannot be loaded", file=sys.stderr, flush=True)
             sys.exit(3)

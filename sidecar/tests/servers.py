@@ -21,7 +21,8 @@ HERE = Path(__file__).resolve().parent
 FAKE_WORKER = [sys.executable, str(HERE / "fake_worker.py")]
 SHARED_TEMPLATES = HERE.parents[2] / "shared" / "templates"
 READY = re.compile(r"^REFLEX_OPENAI_READY url=(\S+) ", re.M)
-START_SECONDS = 60.0
+# Long, since the machine may be busy.
+START_SECONDS = 120.0
 
 
 class Server:
@@ -38,7 +39,7 @@ class Server:
             env={**os.environ, **env},
         )
         self.url = ""
-        self.http = httpx.Client(timeout=60)
+        self.http = httpx.Client(timeout=START_SECONDS)
         if wait:
             self.wait_ready()
 
@@ -62,7 +63,7 @@ class Server:
             time.sleep(0.01)
         pytest.fail(f"no {pattern!r} within {seconds} s:\n{self.log}")
 
-    def until(self, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
         """Until a condition holds; its value."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -95,7 +96,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.process.wait(START_SECONDS)
         finally:
             self.kill()
 

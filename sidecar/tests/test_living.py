@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import READY, Server, StartServer, error_of, events_of
+from servers import READY, START_SECONDS, Server, StartServer, error_of, events_of
 
 SLOW = "[[say:x]][[never-end]][[slow:20]]"
 
@@ -261,7 +261,7 @@ def test_crashing_over_and_over_ends_the_server(start_server: StartServer):
     server.until(lambda: server.health()["status"] == "ok")
     with pytest.raises((httpx.HTTPError, AssertionError)):
         assert server.chat("[[crash]]").status_code == 200
-    assert server.process.wait(20) == 1
+    assert server.process.wait(START_SECONDS) == 1
     assert "crashed 2 times within 120 s, so this ends here" in server.log
 
 
@@ -292,8 +292,9 @@ def test_a_worker_that_fails_to_load_again_counts_as_crashing(start_server: Star
 # ---- the beginning and the end -------------------------------------------------------------------
 
 
-def test_while_loading_requests_are_told_so(start_server: StartServer):
-    server = start_server(env={"FAKE_LOAD_MS": "3000"}, wait=False)
+def test_while_loading_requests_are_told_so(start_server: StartServer, tmp_path: Path):
+    gate = tmp_path / "gate"
+    server = start_server(env={"FAKE_LOAD_GATE": str(gate)}, wait=False)
     port = server.until(lambda: listening_port(server.process.pid))
     server.http.base_url = httpx.URL(f"http://127.0.0.1:{port}")
     server.until(lambda: answers(server, "/livez"))
@@ -301,6 +302,7 @@ def test_while_loading_requests_are_told_so(start_server: StartServer):
     assert r.status_code == 503 and error_of(r)["code"] == "loading" and "retry-after" in r.headers
     assert server.http.get("/healthz").status_code == server.http.get("/ping").status_code == 204
     assert server.http.get("/health").status_code == 503 and server.health()["status"] == "loading"
+    gate.touch()
     server.wait_ready()
     assert server.http.get("/healthz").status_code == 200 and server.chat("x").status_code == 200
 
@@ -329,7 +331,7 @@ def listening_port(pid: int) -> int | None:
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_the_reason(start_server: StartServer):
     server = start_server(env={"FAKE_LOAD_FAIL": "gguf"}, wait=False)
-    assert server.process.wait(20) == 3
+    assert server.process.wait(START_SECONDS) == 3
     assert "reflex-openai: the worker did not start (exit status 3): reflex: error [gguf]" in server.log
 
 
@@ -348,7 +350,7 @@ def test_sigterm_finishes_what_is_in_hand(start_server: StartServer):
         assert late.status_code == 503 and late.json()["error"]["code"] == "draining"
         assert running.result().json()["choices"][0]["message"]["content"] == "abc"
         assert waiting.result().json()["choices"][0]["text"] == "ok"
-    assert server.process.wait(20) == 0
+    assert server.process.wait(START_SECONDS) == 0
 
 
 def test_a_second_signal_ends_at_once(start_server: StartServer, open_request: OpenRequest):
@@ -359,7 +361,7 @@ def test_a_second_signal_ends_at_once(start_server: StartServer, open_request: O
     server.wait_for_log("stopping")
     started = time.monotonic()
     server.process.send_signal(signal.SIGINT)
-    server.process.wait(20)
+    server.process.wait(START_SECONDS)
     assert time.monotonic() - started < 20
 
 
