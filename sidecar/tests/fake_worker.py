@@ -12,9 +12,9 @@ brackets, the last of each in the prompt, tell it what to do:
     [[tell:FIELD]]    answer with a field of the request as it came (sampling.seed, constraint.grammar)
 
 Environment: FAKE_LOAD_GATE (a file that loading waits for), FAKE_LOAD_FAIL, FAKE_TEMPLATE, FAKE_LOG
-(lines received go there), FAKE_CONSTRAINT (it says that it can constrain, and lets everything through), FAKE_JOULES (what each
-request uses), FAKE_CRASH_AT_START (a file: while it holds a number above 0, that is decreased and the
-worker dies).
+(lines received go there), FAKE_CONSTRAINT (it says that it can constrain, and lets everything
+through), FAKE_JOULES (what each request uses), FAKE_CRASH_AT_START (a file: while it holds a number
+above 0, that is decreased and the worker dies).
 """
 
 from __future__ import annotations
