@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reflex_protocol import LineError, LineSplitter, RemoteProtocolError, decode_answer, decode_line, encode
 from reflex_protocol.messages import Cancel, ErrorFinal, Ping, Request, Sampling
@@ -123,7 +123,7 @@ json_values = st.recursive(
 names = st.sampled_from([*Request.__struct_fields__, "type", "target", "text", "token_ids", "mode", "x"])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=60) | st.just(b"\n") | st.just(b'{"type":"ping"}\n'), max_size=12))
 def test_fuzz_any_bytes_give_messages_or_errors(pieces):
     data = b"".join(pieces)
@@ -137,7 +137,7 @@ def test_fuzz_any_bytes_give_messages_or_errors(pieces):
                 encode(outcome.final())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(names, json_values, max_size=5))
 def test_fuzz_any_object_gives_a_message_or_an_error(value):
     outcome = decode_line(msgspec.json.encode(value))
@@ -148,7 +148,7 @@ def test_fuzz_any_object_gives_a_message_or_an_error(value):
         assert decode_line(encode(outcome).rstrip(b"\n")) == outcome
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(names, json_values), min_size=1, max_size=5))
 def test_fuzz_a_field_twice_never_passes(pairs):
     text = [msgspec.json.encode(k) + b" : " + msgspec.json.encode(v) for k, v in pairs]
@@ -159,7 +159,7 @@ def test_fuzz_a_field_twice_never_passes(pairs):
         assert twice
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(Request.__struct_fields__), min_size=1, max_size=8), st.text(" \t\r", max_size=2)
 )
@@ -199,7 +199,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(requests)
 def test_fuzz_requests_survive_the_way_there(request):
     line = encode(request)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 from reflex_protocol import ERROR_KINDS, encode
@@ -753,7 +753,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(actions, st.integers(1, 64))
 def test_any_conversation_gets_one_final_per_line_in_order(script, piece):
     h = Harness(chunk=1)
