@@ -194,6 +194,11 @@ struct HeadSlice {
   int32_t n_heads, begin, count;
 };
 
+/// y[r] = [a[r] ; b[r]]
+struct Concat {
+  ValueId a, b, out;
+};
+
 /// Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): K key heads of N values, H value heads of M,
 /// head h of which reads key head h mod K (tiled) or h / (H/K) (grouped). With row t - 1 the parent of t:
 /// x[t] = silu(sum_j conv[:, j] * qkv[t - T + 1 + j]), qkv 0 before the sequence; [q | k | v] = x[t];
@@ -315,7 +320,7 @@ struct Head {
 using Op =
     std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head, SigmoidGate, Moe,
                  LatentAttention, HeadSlice, GatedDelta, LayerNorm, Indexer, Repeat, StreamNorm, Silu,
-                 StreamMix, StreamInject, StreamGate, NgramEmbed, CausalConv, BlockAttention>;
+                 StreamMix, StreamInject, StreamGate, NgramEmbed, CausalConv, BlockAttention, Concat>;
 
 /// "Linear": for errors.
 const char* op_name(const Op& op);

@@ -246,6 +246,14 @@ class Checker {
     width(out, "out", op.n_heads, op.count);
     if (in.rows != out.rows) bad("out: expected the same rows as in");
   }
+  void check(const Concat& op) {
+    const ValueSpec& a = input(op.a, "a");
+    const ValueSpec& b = input(op.b, "b");
+    const ValueSpec& out = output(op.out);
+    if (a.rows != out.rows || b.rows != out.rows) bad("a and b: expected the same rows as out");
+    if (static_cast<int64_t>(a.width) + b.width != out.width)
+      bad(format("out: expected width %d + %d, found %d", a.width, b.width, out.width));
+  }
   void check(const GatedDelta& op) {
     const ValueSpec& qkv = input(op.qkv, "qkv");
     const ValueSpec& z = input(op.z, "z");
@@ -402,12 +410,13 @@ class Checker {
 }  // namespace
 
 const char* op_name(const Op& op) {
-  static const char* const names[] = {
-      "Embed",         "RmsNorm",       "Linear",       "Rope",        "Attention",  "SwiGlu",
-      "Add",           "SelectOutputs", "Head",         "SigmoidGate", "Moe",        "LatentAttention",
-      "HeadSlice",     "GatedDelta",    "LayerNorm",    "Indexer",     "Repeat",     "StreamNorm",
-      "Silu",          "StreamMix",     "StreamInject", "StreamGate",  "NgramEmbed", "CausalConv",
-      "BlockAttention"};
+  static const char* const names[] = {"Embed",          "RmsNorm",     "Linear",     "Rope",
+                                      "Attention",      "SwiGlu",      "Add",        "SelectOutputs",
+                                      "Head",           "SigmoidGate", "Moe",        "LatentAttention",
+                                      "HeadSlice",      "GatedDelta",  "LayerNorm",  "Indexer",
+                                      "Repeat",         "StreamNorm",  "Silu",       "StreamMix",
+                                      "StreamInject",   "StreamGate",  "NgramEmbed", "CausalConv",
+                                      "BlockAttention", "Concat"};
   static_assert(std::variant_size_v<Op> == sizeof(names) / sizeof(names[0]));
   return names[op.index()];
 }

@@ -158,6 +158,10 @@ ValueId Builder::head_slice(ValueId x, int32_t n_heads, int32_t begin, int32_t c
   return push(n_heads * count, spec(x).rows, HeadSlice{x, kNone, n_heads, begin, count});
 }
 
+ValueId Builder::concat(ValueId a, ValueId b) {
+  return push(spec(a).width + spec(b).width, spec(a).rows, Concat{a, b, kNone});
+}
+
 ValueId Builder::gated_delta(int32_t layer, GatedDelta op) {
   op.conv_state = static_cast<StateId>(plan_.states.size());
   op.delta_state = op.conv_state + 1;

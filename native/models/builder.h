@@ -51,6 +51,8 @@ class Builder {
   ValueId layer_norm(ValueId x, WeightId w, WeightId bias, float eps);
   /// of op: all but out and state; adds the layer's state "blk.N.index"
   ValueId indexer(int32_t layer, Indexer op);
+  /// a's values, then b's
+  ValueId concat(ValueId a, ValueId b);
   /// of op: all but out and the states; adds the layer's states "blk.N.conv" and "blk.N.delta"
   ValueId gated_delta(int32_t layer, GatedDelta op);
   ValueId repeat(ValueId x, int32_t n);

@@ -71,8 +71,18 @@ ValueId recurrent_block(Builder& b, const HybridTraits& traits, const Recurrent&
   const auto t = [&](const char* name) { return block_name(i, name); };
   const int32_t inner = r.n_value_heads * r.value_dim;
   GatedDelta op{};
-  op.qkv = b.linear(h, b.matrix(t("attn_qkv.weight"), c.n_embd, r.n_channels()));
-  op.z = b.linear(last ? b.select_outputs(h) : h, b.matrix(t("attn_gate.weight"), c.n_embd, inner));
+  if (traits.fused_ba && b.has(t("ssm_in.weight"))) {
+    // The first qwen3next files have it all in one, interleaved per key head: [q ; k ; v.. ; z..].
+    const int32_t n = r.key_dim, m = inner / r.n_key_heads, k = r.n_key_heads;
+    const ValueId all = b.linear(h, b.matrix(t("ssm_in.weight"), c.n_embd, r.n_channels() + inner));
+    const ValueId keys = b.concat(b.head_slice(all, k, 0, n), b.head_slice(all, k, n, n));
+    op.qkv = b.concat(keys, b.head_slice(all, k, 2 * n, m));
+    const ValueId z = b.head_slice(all, k, 2 * n + m, m);
+    op.z = last ? b.select_outputs(z) : z;
+  } else {
+    op.qkv = b.linear(h, b.matrix(t("attn_qkv.weight"), c.n_embd, r.n_channels()));
+    op.z = b.linear(last ? b.select_outputs(h) : h, b.matrix(t("attn_gate.weight"), c.n_embd, inner));
+  }
   if (traits.fused_ba) {
     const int32_t per_key = r.n_value_heads / r.n_key_heads;
     const ValueId ba = b.linear(h, b.matrix(t("ssm_ba.weight"), c.n_embd, 2 * r.n_value_heads));

@@ -11,7 +11,7 @@ namespace reflex {
 struct HybridTraits {
   GatedDelta::Order order = GatedDelta::Order::tiled;  ///< which key head a value head reads
   /// beta and alpha of a recurrent layer come from one ssm_ba, interleaved per key head, else from
-  /// ssm_beta and ssm_alpha
+  /// ssm_beta and ssm_alpha; then older files may have attn_qkv and attn_gate in one ssm_in, likewise
   bool fused_ba = false;
   GatedDelta::Gate gate = GatedDelta::Gate::silu;
   LayerPart ffn{};  ///< of the normed x

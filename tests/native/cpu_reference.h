@@ -293,6 +293,32 @@ class Evaluator {
     }
   }
 
+  // Kb^T qn and Vb c of one head, from the two tensors or the one.
+  std::vector<double> latent_key(const reflex::LatentAttention& o, size_t h,
+                                 const std::vector<double>& q) const {
+    if (o.kv_b == kNone) return member_product(o.k_b, h, q);
+    std::vector<double> y(static_cast<size_t>(o.n_latent), 0.0);
+    for (size_t i = 0; i < q.size(); ++i) {
+      const std::vector<double> r =
+          row(weight(o.kv_b), h * static_cast<size_t>(o.nope_dim + o.v_head_dim) + i);
+      for (size_t k = 0; k < y.size(); ++k) y[k] += r[k] * q[i];
+    }
+    return y;
+  }
+  std::vector<double> latent_value(const reflex::LatentAttention& o, size_t h,
+                                   const std::vector<double>& c) const {
+    if (o.kv_b == kNone) return member_product(o.v_b, h, c);
+    std::vector<double> y;
+    for (size_t i = 0; i < static_cast<size_t>(o.v_head_dim); ++i) {
+      const std::vector<double> r = row(weight(o.kv_b), h * static_cast<size_t>(o.nope_dim + o.v_head_dim) +
+                                                            static_cast<size_t>(o.nope_dim) + i);
+      double s = 0;
+      for (size_t k = 0; k < r.size(); ++k) s += r[k] * c[k];
+      y.push_back(s);
+    }
+    return y;
+  }
+
   // Not absorbed: every head's keys and values are made from the latents.
   void eval(const reflex::LatentAttention& o) {
     const auto c = static_cast<size_t>(o.n_latent), p = static_cast<size_t>(o.rope_dim);
@@ -321,7 +347,7 @@ class Evaluator {
         rotate(q, nope, o.rope, pass_row(o.q, i));
         for (size_t s : slots) {
           const std::vector<double> k =
-              member_product(o.k_b, h, {q.begin(), q.begin() + static_cast<std::ptrdiff_t>(nope)});
+              latent_key(o, h, {q.begin(), q.begin() + static_cast<std::ptrdiff_t>(nope)});
           double dot = 0;
           for (size_t d = 0; d < c; ++d) dot += k[d] * state[s][d];
           for (size_t d = 0; d < p; ++d) dot += q[nope + d] * state[s][c + d];
@@ -331,12 +357,18 @@ class Evaluator {
         double total = 0;
         for (double& x : scores) total += x = std::exp(x - top);
         for (size_t j = 0; j < slots.size(); ++j) {
-          const std::vector<double> o_h = member_product(o.v_b, h, state[slots[j]]);
+          const std::vector<double> o_h = latent_value(o, h, state[slots[j]]);
           for (size_t d = 0; d < v; ++d) out[i][h * v + d] += scores[j] / total * o_h[d];
         }
       }
     }
     value(o.out) = out;
+  }
+
+  void eval(const reflex::Concat& o) {
+    Matrix y = value(o.a);
+    for (size_t i = 0; i < y.size(); ++i) y[i].insert(y[i].end(), value(o.b)[i].begin(), value(o.b)[i].end());
+    value(o.out) = y;
   }
 
   // What slot s has after it: the convolution's input, and every head's state (H, N, M).

@@ -12,6 +12,7 @@ import pytest
 
 from reflex_worker import Engine as ApiEngine
 from reflex_worker._native import Engine, ReflexError
+from reflex_worker.energy import Meters
 from reflex_worker.worker import Worker
 from tests.conftest import reflex_command
 
@@ -152,7 +153,7 @@ def test_what_has_ended_stays_ended(own_engine):
 @pytest.mark.parametrize("name", ["qwen35", "qwen3-tied"])
 def test_a_worker_survives_a_request_whose_state_is_gone(name):
     engine = ApiEngine(str(fixture_path(name)), device="cpu", threads=1)
-    worker = Worker(max_line_bytes=1 << 16, start_load=lambda _: None)
+    worker = Worker(max_line_bytes=1 << 16, start_load=lambda _: None, meters=Meters())
     worker.load_at_start()
     worker.load_finished(engine)
 

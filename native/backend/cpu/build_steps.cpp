@@ -71,6 +71,7 @@ class StepBuilder {
         f(o.key);
       }
       void operator()(const HeadSlice& o) { f(o.in); }
+      void operator()(const Concat& o) { f(o.a), f(o.b); }
       void operator()(const GatedDelta& o) {
         if (out_needed) f(o.z);
         f(o.qkv), f(o.beta), f(o.alpha);
@@ -290,6 +291,7 @@ class StepBuilder {
   }
 
   void emit(const HeadSlice& op, size_t) { push(HeadSliceStep{op}); }
+  void emit(const Concat& op, size_t) { push(ConcatStep{op}); }
 
   void emit(const LayerNorm& op, size_t) {
     push(LayerNormStep{op, bias(op.weight, width(op.out)), bias(op.bias, width(op.out))});
@@ -409,6 +411,10 @@ Touches touches(const Step& step) {
       t.reads = {s.op.key};
       if (!s.with_output) return;
       t.reads.insert(t.reads.end(), {s.op.query, s.op.weights});
+      t.writes = {s.op.out};
+    }
+    void operator()(const ConcatStep& s) {
+      t.reads = {s.op.a, s.op.b};
       t.writes = {s.op.out};
     }
     void operator()(const HeadSliceStep& s) {

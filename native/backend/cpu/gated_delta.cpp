@@ -154,6 +154,17 @@ void PassRun::step(const DeltaStep& s, Counter* counters, int t) {
   });
 }
 
+void PassRun::step(const ConcatStep& s, Counter* counters, int) {
+  const auto a = static_cast<size_t>(width(s.op.a)), b = static_cast<size_t>(width(s.op.b));
+  share(counters[0], rows(s.op.out), 4, [&](int32_t begin, int32_t end) {
+    for (auto r = static_cast<size_t>(begin); r < static_cast<size_t>(end); ++r) {
+      float* to = value(s.op.out) + r * (a + b);
+      std::memcpy(to, value(s.op.a) + r * a, a * sizeof(float));
+      std::memcpy(to + a, value(s.op.b) + r * b, b * sizeof(float));
+    }
+  });
+}
+
 void PassRun::step(const HeadSliceStep& s, Counter* counters, int) {
   const HeadSlice& op = s.op;
   const auto stride = static_cast<size_t>(width(op.in) / op.n_heads), n = static_cast<size_t>(op.count);

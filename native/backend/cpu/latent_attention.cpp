@@ -1,6 +1,7 @@
 // Multi-head latent attention, part of PassRun, absorbed: a query is carried into the latent space
 // by its head's key matrix, all heads attend to the one state there, and each result is carried out
-// by its head's value matrix. The state holds a token's normed latent and its rotated key.
+// by its head's value matrix. The state holds a token's normed latent and its rotated key. Many rows at once
+// go another way: latent_prefill.cpp.
 #include <cstring>
 
 #include "backend/cpu/pass_run.h"
@@ -32,6 +33,8 @@ AttentionArgs latent_args(const LatentAttention& op) {
 }  // namespace
 
 void PassRun::reserve_latent(const LatentAttention& op, size_t& scratch) {
+  scratch = std::max(scratch, static_cast<size_t>(width(op.kv)) * sizeof(float));
+  if (decompressed(op)) return reserve_decompressed(op, scratch);
   const int32_t n = rows(op.q);
   const size_t heads = static_cast<size_t>(n) * static_cast<size_t>(op.n_heads);
   ensure(program_.latent_q_, heads * static_cast<size_t>(op.n_latent + op.rope_dim) * sizeof(float),
@@ -43,8 +46,7 @@ void PassRun::reserve_latent(const LatentAttention& op, size_t& scratch) {
   };
   if (op.kv_b == kNone) product(op.k_b, op.nope_dim);
   product(op.kv_b == kNone ? op.v_b : op.kv_b, op.n_latent);
-  scratch = std::max({scratch, kernels_.attention_scratch(latent_args(op), kLatentRows) * sizeof(float),
-                      static_cast<size_t>(width(op.kv)) * sizeof(float)});
+  scratch = std::max(scratch, kernels_.attention_scratch(latent_args(op), kLatentRows) * sizeof(float));
 }
 
 // Row r of kv: the latent normed, the key rotated, into the state's slot.
@@ -177,6 +179,7 @@ void PassRun::step(const LatentStep& s, Counter* counters, int t) {
   const LatentAttention& op = s.op;
   share(counters[0], n_rows_, 1, [&](int32_t r, int32_t) { latent_state(s, r, t); });
   if (!s.with_output) return;
+  if (decompressed(op)) return latent_decompressed(op, counters + 1, t);
   share(counters[1], op.n_heads, 1, [&](int32_t head, int32_t) { latent_query(op, head, t); });
   program_.pool_->barrier();
   if (op.selection == kNone || most_seen() <= width(op.selection))

@@ -86,6 +86,7 @@ class PassRun {
   void step(const MoeStep& s, Counter* counters, int t);
   void step(const LatentStep& s, Counter* counters, int t);
   void step(const HeadSliceStep& s, Counter* counters, int t);
+  void step(const ConcatStep& s, Counter* counters, int t);
   void step(const DeltaStep& s, Counter* counters, int t);
   void step(const LayerNormStep& s, Counter* counters, int t);
   void step(const IndexerStep& s, Counter* counters, int t);
@@ -133,6 +134,16 @@ class PassRun {
   int32_t most_seen() const;
   void reserve_delta(const GatedDelta& op, size_t& scratch);
   void latent_state(const LatentStep& s, int32_t r, int t);
+  bool decompressed(const LatentAttention& op) const;
+  int32_t n_slots() const;
+  Form latent_key_form(const LatentAttention& op) const;
+  void reserve_decompressed(const LatentAttention& op, size_t& scratch);
+  void rotate_queries(const LatentAttention& op, int32_t i);
+  void prepare_latents(const LatentAttention& op, int32_t begin, int32_t end);
+  void read_state(StateId state, size_t at, float* y, size_t n) const;
+  void decompress(const LatentAttention& op, int32_t head, float* keys, float* values, float* weight, int t);
+  void latent_head(const LatentAttention& op, int32_t head, int t);
+  void latent_decompressed(const LatentAttention& op, Counter* counters, int t);
   void latent_query(const LatentAttention& op, int32_t head, int t);
   void latent_value(const LatentAttention& op, int32_t head, int t);
   void head_product(WeightId w, int32_t member, int32_t begin, int32_t end, const float* x, size_t ldx,

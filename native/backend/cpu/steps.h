@@ -95,6 +95,9 @@ struct IndexerStep {
 struct HeadSliceStep {
   HeadSlice op{};
 };
+struct ConcatStep {
+  Concat op{};
+};
 struct DeltaStep {
   GatedDelta op{};
   const float* conv = nullptr;  ///< (C, T)
@@ -139,10 +142,11 @@ struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
-using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep,
-                          SigmoidGateStep, MoeStep, LatentStep, HeadSliceStep, DeltaStep, LayerNormStep,
-                          IndexerStep, RepeatStep, SiluStep, StreamNormStep, StreamMixStep, StreamInjectStep,
-                          StreamGateStep, NgramStep, ConvStep, BlockAttentionStep, SelectStep, HeadStep>;
+using Step =
+    std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep, SigmoidGateStep,
+                 MoeStep, LatentStep, HeadSliceStep, ConcatStep, DeltaStep, LayerNormStep, IndexerStep,
+                 RepeatStep, SiluStep, StreamNormStep, StreamMixStep, StreamInjectStep, StreamGateStep,
+                 NgramStep, ConvStep, BlockAttentionStep, SelectStep, HeadStep>;
 
 /// Steps and the place of each value: value v of row r lies at
 /// (its kind's arena) + offset[v] * rows + r * width.
