@@ -189,6 +189,8 @@ def test_no_tokens_have_no_time_of_the_first(reflex):
 
 
 def test_an_interrupt_while_the_command_starts_leaves_no_traceback():
+    if len(reflex_command()) > 1:
+        pytest.skip("started through `python -m`: until our code runs the interpreter's own handler answers")
     for delay in range(0, 60, 6):
         process = subprocess.Popen(
             [*reflex_command(), "generate", "--demo", "Once", "--max-tokens", "100"],

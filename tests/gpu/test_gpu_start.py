@@ -164,3 +164,18 @@ def test_a_killed_command_leaves_the_card_as_it_was(sig: str) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"{now} MiB are in use, {before} were before")
+
+
+def test_a_long_request_tells_the_cards_joules() -> None:
+    worker = subprocess.Popen(
+        [*reflex_command(), "stdio", "--demo", "--device", "cuda"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    line = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "energy": True}
+    said, _ = worker.communicate(2 * (json.dumps(line) + "\n"), timeout=120)
+    final = json.loads(said.splitlines()[1])  # the meters are opened beside the first
+    assert final["ok"] and final["usage"]["completion_tokens"] == 1900
+    assert final["energy"]["gpu"] > 1
