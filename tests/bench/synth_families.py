@@ -168,6 +168,8 @@ def main() -> None:
     for key, value in keys.items():
         w.add_uint32(f"{arch}.{key}", value)
     w.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
+    if arch == "qwen35":
+        w.add_array(f"{arch}.rope.dimension_sections", [11, 11, 10, 0])
     shapes: dict[str, Shape] = {"token_embd": (n_vocab, d), "output": (n_vocab, d), "output_norm": (d,)}
     for i in range(n_layers):
         shapes |= {f"blk.{i}.{n}": s for n, s in layer(i).items()}
