@@ -347,6 +347,9 @@ TEST(cuda_mixtures_of_odd_shapes_match_float64) {
   MixtureShape unit = ragged;
   unit.hidden = 416;  // three units and a block
   unit.out = GgmlType::Q8_0;
+  MixtureShape narrow;  // less than a unit: what pads fragments must be zero, after a single row too
+  narrow.width = 64;
+  narrow.hidden = 32;
   MixtureShape shared;
   shared.shared = true;
   shared.layers = 2;
@@ -356,10 +359,14 @@ TEST(cuda_mixtures_of_odd_shapes_match_float64) {
   mixed.up = GgmlType::Q5_0;
   MixtureShape other_router;
   other_router.router = GgmlType::F16;
-  const std::pair<const char*, MixtureShape> shapes[] = {
-      {"100 hidden", ragged},      {"60 wide", small}, {"416 hidden", unit},
-      {"shared", shared},          {"no norm", plain}, {"gate and up differ", mixed},
-      {"f16 router", other_router}};
+  const std::pair<const char*, MixtureShape> shapes[] = {{"100 hidden", ragged},
+                                                         {"60 wide", small},
+                                                         {"416 hidden", unit},
+                                                         {"shared", shared},
+                                                         {"narrow", narrow},
+                                                         {"no norm", plain},
+                                                         {"gate and up differ", mixed},
+                                                         {"f16 router", other_router}};
   for (const auto& [name, shape] : shapes)
     for (const bool exact : {true, false}) {
       // What lies behind a rounded layer may be routed otherwise: one layer, or exact.

@@ -449,3 +449,22 @@ TEST(cuda_refuses_what_a_pass_must_not_be) {
   CHECK_THROWS(ErrorKind::invalid_input, program->gathered(0));
   CHECK_THROWS(ErrorKind::invalid_input, program->logits(1));
 }
+
+TEST(cuda_values_narrower_than_a_unit_never_bring_nan) {
+  NEED_GPU();
+  Shape shape = shapes()[0].shape;  // Q8_0
+  shape.d = 64;
+  shape.ff = 96;
+  shape.heads = 2;
+  shape.kv_heads = 1;
+  shape.hd = 32;
+  const Model model(shape);
+  const std::unique_ptr<Program> program = compile(model.plan, false);
+  for (const int32_t rows : {1, 33, 130, 2}) {
+    const std::unique_ptr<State> state = program->new_state();
+    reference::Evaluator evaluator(model.plan);
+    const Rowset r = Rowset::chain(0, rows, shape.vocab, false);
+    program->run(*state, r.pass());
+    expect_below(worst_row(*program, evaluator.run(r.pass())), kFastNmse, format("%d rows", rows));
+  }
+}

@@ -49,6 +49,9 @@ std::vector<uint8_t> random_rows(GgmlType type, int rows, int n_in, std::mt19937
         put(b, scale(rng) / 10);
         put(b + 2, scale(rng));
         break;
+      case GgmlType::MXFP4:  // an exponent: about a thirtieth
+        bytes[b] = static_cast<uint8_t>(120 + rng() % 6);
+        break;
       default:
         put(b, scale(rng) / 10);
     }

@@ -56,7 +56,7 @@ const Weight& CudaProgram::expert_weight(const MoeStep& s, int part) const {
 }
 
 void CudaProgram::allocate_mixtures() {
-  size_t pairs = 0, n_places = 0, blocks = 0, experts = 0, x = 0, hidden = 0, up = 0, out = 0;
+  size_t pairs = 0, n_places = 0, blocks = 0, experts = 0, x = 0, hidden = 0, up = 0, out = 0, one = 0;
   for (const Step& step : steps_.steps) {
     const auto* s = std::get_if<MoeStep>(&step);
     if (!s) continue;
@@ -90,6 +90,7 @@ void CudaProgram::allocate_mixtures() {
       up = std::max(up, n * wide);
     }
     hidden = std::max(hidden, n * wide);
+    one = std::max(one, static_cast<size_t>(op.n_used) * static_cast<size_t>(gate.n_out()) * sizeof(float));
     out = std::max(out, n * static_cast<size_t>(down.n_out()) * sizeof(float));
     if (residence_.expert_mode() == ExpertMode::cached)
       mixtures_.slots.emplace_back(op.n_experts, at.n_slots);
@@ -110,6 +111,7 @@ void CudaProgram::allocate_mixtures() {
   device(m.x, x);
   device(m.hidden, hidden);
   device(m.up, up);
+  device(m.one, one);
   device(m.out, out);
   if (residence_.expert_mode() == ExpertMode::eager) return;
   device(m.slot_of, experts * sizeof(int32_t));
@@ -157,8 +159,9 @@ void CudaProgram::route(const MoeStep& s, int32_t rows) {
   }
   if (s.norm.weight != kNone) launcher_->norm(value(s.in), value(op.in), norming(s.norm), rows, width);
   if (router)
-    launcher_->launch("moe", "moe_logits", {ceil_div(rows, 32), ceil_div(op.n_experts, 32)}, kExpertThreads,
-                      0, RouterParams{value(op.in), router, value(op.router), rows, width, op.n_experts});
+    launcher_->launch("moe", "moe_logits",
+                      {ceil_div(op.n_experts, kExpertWarps), ceil_div(rows, kRouterRows)}, kExpertThreads, 0,
+                      RouterParams{value(op.in), router, value(op.router), rows, width, op.n_experts});
   launcher_->launch(
       "moe", "moe_choose", {static_cast<uint32_t>(rows)}, kExpertThreads, 0,
       ChooseParams{value(op.router), mixtures_.ids.at<int32_t>(), mixtures_.weights.at<float>(), g});
@@ -293,7 +296,7 @@ void CudaProgram::experts_of_one(const MoeStep& s, const int32_t* slot_of) {
   p.slot_of = slot_of;
   p.ids = mixtures_.ids.at<int32_t>();
   p.x = value(s.op.in);
-  p.hidden = mixtures_.hidden.at<float>();
+  p.hidden = mixtures_.one.at<float>();  // fragments' padding must stay zero, so not theirs
   p.slot_bytes = at.slot_bytes;
   p.to_up = at.offset[1];
   p.tile_bytes = at.part[0].tile_bytes;

@@ -173,8 +173,12 @@ void Launcher::products(const Input& in, std::span<const Product> parts, void* s
   const bool fused = swiglu && without.empty() && parts[0].weight->type == parts[1].weight->type;
 
   const void* fragments = nullptr;
-  if (!one && !exact_ && (!with_tiles.empty() || in.fragments || in.rows > kRawRows))
-    fragments = to_fragments(in);
+  // F32 weights are worth f32: they are few (routers, gates), or their file is meant to be exact.
+  const auto decode = [&](const Product& p) {
+    return !exact_ && (in.fragments || (in.rows > kRawRows && p.weight->type != GgmlType::F32));
+  };
+  const bool any_decoded = std::any_of(without.begin(), without.end(), decode);
+  if (!one && !exact_ && (!with_tiles.empty() || any_decoded)) fragments = to_fragments(in);
   if (fused) return tiled(in, fragments, parts, swiglu, swiglu_fragments);
   for (size_t i = 0; i < with_tiles.size();) {  // runs that one kernel can take
     size_t n = 1;
@@ -193,11 +197,11 @@ void Launcher::products(const Input& in, std::span<const Product> parts, void* s
     i += n;
   }
   if (!without.empty()) {
-    const bool decoded = fragments != nullptr && (in.fragments || in.rows > kRawRows);
     Input plain = in;
-    if (!decoded) plain = {normed_rows(in), false, in.rows, in.width, {}};
+    if (!std::all_of(without.begin(), without.end(), decode))
+      plain = {normed_rows(in), false, in.rows, in.width, {}};
     for (const Product& p : without)
-      if (decoded)
+      if (decode(p))
         raw_as_f16({fragments, true, in.rows, in.width, {}}, p);
       else
         raw(plain, p);

@@ -109,7 +109,8 @@ __device__ __forceinline__ void choose(const GatingParams& g, const float* logit
 
 }  // namespace
 
-// A warp an expert; the last block to finish chooses.
+// A warp an expert; the last block to finish chooses. The norm's factor is common to all of a row, so it is
+// left for the sum, and every warp has it from the values that it reads anyway.
 extern "C" __global__ void __launch_bounds__(kExpertThreads)
     moe_route(const __grid_constant__ RouteParams p) {
   __shared__ ChoiceMemory memory;
@@ -120,31 +121,25 @@ extern "C" __global__ void __launch_bounds__(kExpertThreads)
   if (mine && lane == 0) prefetch_l2(w, static_cast<uint32_t>(p.width) * 4u);
   wait_for_inputs();
   let_next_start();
-  float factor = 1.0f;
-  if (p.norm_weight) {
-    float squares = 0;
-    for (int c = threadIdx.x * 4; c < p.width; c += kExpertThreads * 4) {
-      const float4 v = *reinterpret_cast<const float4*>(p.x + c);
-      squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
-    }
-    factor = rsqrtf(block_sum(squares, memory.scratch) / static_cast<float>(p.width) + p.norm_eps);
-  }
-  float sum = 0;
-#pragma unroll 4
+  float sum = 0, squares = 0;
+#pragma unroll 8
   for (int c = lane * 4; c < p.width; c += 128) {
     float4 v = *reinterpret_cast<const float4*>(p.x + c);
+    const float4 r = *reinterpret_cast<const float4*>(w + c);
     if (p.norm_weight) {
       const float4 n = *reinterpret_cast<const float4*>(p.norm_weight + c);
-      v = {v.x * factor * n.x, v.y * factor * n.y, v.z * factor * n.z, v.w * factor * n.w};
+      squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+      v = {v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w};
     }
-    if (mine) {
-      const float4 r = *reinterpret_cast<const float4*>(w + c);
-      sum += v.x * r.x + v.y * r.y + (v.z * r.z + v.w * r.w);
-    }
-    if (p.norm_weight && blockIdx.x == 0 && threadIdx.x < 32) *reinterpret_cast<float4*>(p.normed + c) = v;
+    sum += v.x * r.x + v.y * r.y + (v.z * r.z + v.w * r.w);
   }
-  sum = warp_sum(sum);
+  float factor = 1.0f;
+  if (p.norm_weight) factor = rsqrtf(warp_sum(squares) / static_cast<float>(p.width) + p.norm_eps);
+  sum = warp_sum(sum) * factor;
   if (mine && lane == 0) p.logits[e] = sum;
+  if (p.norm_weight && blockIdx.x == gridDim.x - 1)
+    for (int c = threadIdx.x; c < p.width; c += kExpertThreads)
+      p.normed[c] = p.x[c] * factor * p.norm_weight[c];
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -167,40 +162,34 @@ extern "C" __global__ void __launch_bounds__(kExpertThreads)
          p.weights + row * p.gating.n_used, memory);
 }
 
-// 32 rows by 32 experts a block; a thread makes one row's four experts.
+// A warp makes one expert's logits of a few rows, which the block's warps share.
 extern "C" __global__ void __launch_bounds__(kExpertThreads)
     moe_logits(const __grid_constant__ RouterParams p) {
-  constexpr int kSide = 32, kDepth = 64;
-  __shared__ float x[kSide][kDepth + 1], w[kSide][kDepth + 1];
   wait_for_inputs();
   let_next_start();
-  const int row = threadIdx.x / 8, col = threadIdx.x % 8;
-  const int first_row = blockIdx.x * kSide, first_expert = blockIdx.y * kSide;
-  float sum[4] = {};
-  for (int at = 0; at < p.width; at += kDepth) {
-    for (int i = threadIdx.x; i < kSide * kDepth; i += kExpertThreads) {
-      const int r = i / kDepth, c = at + i % kDepth;
-      const bool in = c < p.width;
-      x[r][i % kDepth] =
-          in && first_row + r < p.n_rows ? p.x[static_cast<size_t>(first_row + r) * p.width + c] : 0.0f;
-      w[r][i % kDepth] = in && first_expert + r < p.n_experts
-                             ? p.router[static_cast<size_t>(first_expert + r) * p.width + c]
-                             : 0.0f;
-    }
-    __syncthreads();
-#pragma unroll 16
-    for (int c = 0; c < kDepth; ++c) {
-      const float v = x[row][c];
+  const int lane = threadIdx.x % 32, e = blockIdx.x * kExpertWarps + threadIdx.x / 32;
+  if (e >= p.n_experts) return;
+  const float* w = p.router + static_cast<size_t>(e) * p.width;
+  const float* x[kRouterRows];
+  const int first = blockIdx.y * kRouterRows;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] += v * w[col + 8 * i][c];
+  for (int r = 0; r < kRouterRows; ++r)
+    x[r] = p.x + static_cast<size_t>(min(first + r, p.n_rows - 1)) * p.width;
+  float sum[kRouterRows] = {};
+#pragma unroll 2
+  for (int c = lane * 4; c < p.width; c += 128) {
+    const float4 v = *reinterpret_cast<const float4*>(w + c);
+#pragma unroll
+    for (int r = 0; r < kRouterRows; ++r) {
+      const float4 u = *reinterpret_cast<const float4*>(x[r] + c);
+      sum[r] += v.x * u.x + v.y * u.y + (v.z * u.z + v.w * u.w);
     }
-    __syncthreads();
   }
-  if (first_row + row >= p.n_rows) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (first_expert + col + 8 * i < p.n_experts)
-      p.logits[static_cast<size_t>(first_row + row) * p.n_experts + first_expert + col + 8 * i] = sum[i];
+  for (int r = 0; r < kRouterRows; ++r) {
+    const float all = warp_sum(sum[r]);
+    if (lane == 0 && first + r < p.n_rows) p.logits[static_cast<size_t>(first + r) * p.n_experts + e] = all;
+  }
 }
 
 // A bit per expert and row says who goes where; a row's place among its expert's is the bits before it.

@@ -42,7 +42,8 @@ struct RouteParams {
   int32_t width;
 };
 
-/// moe_logits: logits (R, E) = x (R, width) router^T in f32
+/// moe_logits: logits (R, E) = x (R, width) router^T in f32, kRouterRows rows a block
+inline constexpr int kRouterRows = 8;
 struct RouterParams {
   const float* x;
   const float* router;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "backend/cuda/tile.h"
+
 namespace reflex::cuda {
 
 namespace {
@@ -146,7 +148,14 @@ void CudaProgram::mark_fragments() {
         residence_.matrix(gate).tiled && residence_.matrix(up).tiled &&
         plan_.weights[static_cast<size_t>(gate)].type == plan_.weights[static_cast<size_t>(up)].type;
   }
-  for (size_t v = 0; v < fragments_.size(); ++v) fragments_[v] = fragments_[v] && steps_.fragments[v];
+  // Values share memory, so what pads a row to whole units would not be zero; F32 matrices want f32.
+  for (size_t v = 0; v < fragments_.size(); ++v)
+    fragments_[v] = fragments_[v] && steps_.fragments[v] && steps_.values[v].width % kUnit == 0;
+  for (const Step& step : steps_.steps)
+    if (const auto* m = std::get_if<MatmulStep>(&step))
+      for (const MatmulPart& p : m->parts)
+        if (plan_.weights[static_cast<size_t>(p.weight)].type == GgmlType::F32)
+          fragments_[static_cast<size_t>(m->in)] = false;
 }
 
 void CudaProgram::ensure_outputs(int32_t n_out, HeadMode head) {

@@ -167,7 +167,7 @@ class CudaProgram final : public Program {
   /// What mixtures of experts work with, by pair (row, k), by place or by expert (moe_params.h).
   struct Mixtures {
     DeviceBuffer ids, weights, place_of, row_of, blocks, n_blocks, ticket, slot_of;
-    DeviceBuffer x, hidden, up, out;
+    DeviceBuffer x, hidden, up, out, one;  ///< one: a single row's hidden values
     PinnedBuffer host_ids, host_slots;
     std::vector<ExpertSlots> slots;  ///< of each mixture, where experts share slots
   } mixtures_;

@@ -602,6 +602,55 @@ struct Tile<GgmlType::IQ4_NL> : TileOf32 {
   }
 };
 
+// MXFP4: doubled e2m1 (quant/mxfp4.h), looked up in the same way, the table's bytes with their sign bit
+// flipped where kFlip says; the scale, 2^(e - 128), is a byte.
+template <uint32_t kFlip>
+REFLEX_HD uint32_t e2m1_bytes(uint32_t fields16) {
+  constexpr uint32_t k0 = 0x03020100u ^ kFlip, k1 = 0x0C080604u ^ kFlip;  // 0 1 2 3, 4 6 8 12
+  constexpr uint32_t k2 = 0xFDFEFF00u ^ kFlip, k3 = 0xF4F8FAFCu ^ kFlip;  // 0 -1 -2 -3, -4 -6 -8 -12
+  const uint32_t low3 = fields16 & 0x7777u;
+  const uint32_t a = permute(k0, k1, low3), b = permute(k2, k3, low3);
+  return permute(a, b, 0x3210u | (fields16 & 0x8888u) >> 1);
+}
+
+/// Cell: quads at 16 l, exponents at 512 + l.
+template <>
+struct Tile<GgmlType::MXFP4> : TileOf32 {
+  static constexpr int kBytes = 544;
+  struct Bits {
+    Quad q;
+  };
+  REFLEX_HD static Bits bits(const uint8_t* cell, int, int lane) { return {load_quad(cell + 16 * lane)}; }
+  template <int p>
+  REFLEX_HD static void ints(const Bits& b, uint32_t* q) {
+    q[0] = e2m1_bytes<0>(b.q.v[p]);
+    q[1] = e2m1_bytes<0>(b.q.v[p] >> 16);
+  }
+  REFLEX_HD static Factors factors(const uint8_t* cell, int, int lane) {
+    const uint32_t e = cell[512 + lane];
+    return {quant::float_of_bits(e < 2 ? 0x00200000u << e : (e - 1) << 23), 0};
+  }
+  REFLEX_HD static Scales scales(const uint8_t* cell, int u, int lane) {
+    return {h2_both(factors(cell, u, lane).a * kWScale), 0};
+  }
+  REFLEX_HD static void quarter(const uint8_t* cell, int, int p, int lane, const Scales& s, h2* w) {
+    const uint32_t fields = load_word(cell + 16 * lane + 4 * p);
+    byte_pairs(e2m1_bytes<kSignBits>(fields), w);
+    byte_pairs(e2m1_bytes<kSignBits>(fields >> 16), w + 2);
+    for (int i = 0; i < 4; ++i) w[i] = h2_mul(w[i], s.a);
+  }
+  REFLEX_HD static uint32_t word(const RawRows& rows, int cell, int w) {
+    if (w < 128) {
+      const int lane = w / 4, block = cell * 4 + lane % 4;
+      return pack_in_order(w % 4,
+                           [&](int i) { return rows.byte(lane / 4, block, 1 + i % 16) >> (i / 16 * 4); });
+    }
+    uint32_t four = 0;  // exponents of a row's four blocks
+    for (int t = 0; t < 4; ++t) four |= rows.byte(w - 128, cell * 4 + t, 0) << 8 * t;
+    return four;
+  }
+};
+
 /// Cell: quad of unit u at 512 u + 16 l, then each row's 8 bytes d, scales_h, scales_l as they are.
 template <>
 struct Tile<GgmlType::IQ4_XS> : TileOf256 {
@@ -642,7 +691,7 @@ struct Tile<GgmlType::IQ4_XS> : TileOf256 {
 
 /// The types that have a tile, for tables: REFLEX_TILED(M) expands M(type) for each.
 #define REFLEX_TILED(M) \
-  M(F16) M(BF16) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q8_0) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_NL) M(IQ4_XS)
+  M(F16) M(BF16) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q8_0) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_NL) M(IQ4_XS) M(MXFP4)
 
 /// The pairs of types that q and k, and v, have in common mixes, first the type of q: one launch for all.
 #define REFLEX_TILED_PAIRS(M) M(Q4_K, Q6_K) M(Q5_K, Q6_K) M(Q4_K, Q5_K)
