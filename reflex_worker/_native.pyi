@@ -63,6 +63,7 @@ class Engine:
         isa: str = "",
         chunk: int = 512,
         load_mode: str = "",
+        experts: str = "",
         poll: Callable[[], None] | None = None,
     ) -> None: ...
     info: dict[str, Any]

@@ -186,8 +186,10 @@ class Engine:
     model: a GGUF file (of a split one, any part). device: auto, cpu, cuda or cuda:N. threads: of
     the CPU backend, 0 for what the machine and its cgroup allow. ctx: a cap on the context in
     tokens, 0 for the model's own. exact: float32 activations and KV. isa: force a CPU instruction
-    set. load_mode: how a GPU's weights are read: ring, map or direct. poll: called now and then
-    while the model loads; what it raises ends the loading.
+    set. load_mode: how a GPU's weights are read: ring, map or direct. experts: when a mixture's experts
+    come to a GPU: lazy, as routers choose them with the rest behind, or eager, before the first token;
+    auto decides by their size. poll: called now and then while the model loads; what it raises ends
+    the loading.
 
     Raises ReflexError, whose `kind` is the protocol's error_kind.
     """
@@ -202,6 +204,7 @@ class Engine:
         exact: bool = False,
         isa: str = "",
         load_mode: str = "",
+        experts: str = "",
         poll: Callable[[], None] | None = None,
     ) -> None:
         native = _NativeEngine(
@@ -212,6 +215,7 @@ class Engine:
             exact=exact,
             isa=isa,
             load_mode=load_mode,
+            experts=experts,
             poll=poll,
         )
         self._wrap(native, model)

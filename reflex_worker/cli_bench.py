@@ -150,7 +150,7 @@ def cold_command(path, values):
         "--threads",
         str(values["threads"]),
     ]
-    for option in ("ctx", "isa", "load_mode"):
+    for option in ("ctx", "isa", "load_mode", "experts"):
         if values[option]:
             options += ["--" + option.replace("_", "-"), str(values[option])]
     if values["exact"]:

@@ -16,6 +16,13 @@ MODEL_OPTIONS = [
         "MODE",
         help="how a GPU's weights are read: ring, map or direct; chosen if absent",
     ),
+    Option(
+        "--experts",
+        str,
+        "",
+        "WHEN",
+        help="when a mixture's experts come to a GPU: lazy (as they are chosen), eager or auto (by size)",
+    ),
     Option("--exact", help="f32 activations and KV"),
     Option("--isa", str, "", "NAME", help="force a CPU instruction set: portable, avx2, avx512vnni"),
 ]
@@ -38,7 +45,7 @@ def take_model(values, positional, name):
 def open_engine(path, values):
     from ._native import Engine
 
-    return Engine(
+    engine = Engine(
         path,
         device=values["device"],
         threads=values["threads"],
@@ -46,7 +53,19 @@ def open_engine(path, values):
         exact=values["exact"],
         isa=values["isa"],
         load_mode=values["load_mode"],
+        experts=values["experts"],
     )
+    note_experts(engine, values["experts"])
+    return engine
+
+
+def note_experts(engine, experts):
+    """Says on stderr that --experts asks for nothing on a CPU."""
+    if experts and engine.info["device"].startswith("CPU"):
+        import posix
+
+        line = b"reflex: --experts: on the CPU the file's mapping brings experts as they are chosen\n"
+        posix.write(2, line)
 
 
 def command_head():

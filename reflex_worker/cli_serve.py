@@ -68,6 +68,7 @@ def main(name, argv):
         exact=values["exact"],
         isa=values["isa"],
         load_mode=values["load_mode"],
+        experts=values["experts"],
         max_line_bytes=values["max_line_bytes"],
         state_dir=values["state_dir"],
     )

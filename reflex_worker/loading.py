@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Loader:
     """At most one load at a time: `start`, then a byte at `wake_fd`, then `take`."""
 
-    def __init__(self, make_engine: Callable[[str], Any]) -> None:
+    def __init__(self, make_engine: Callable[[str, str | None], Any]) -> None:
         self._make_engine = make_engine
         self._result: object = None
         self._finished = False
@@ -29,12 +29,13 @@ class Loader:
         self.input_fd = -1
         self.has_work: Callable[[], bool] = lambda: False
 
-    def start(self, path: str) -> None:
-        """Begin to load. Returns once the thread is on its way into native code."""
+    def start(self, path: str, experts: str | None = None) -> None:
+        """Begin to load, experts as it says or as the worker was told. Returns once the thread is on its way
+        into native code."""
         self._finished = False
         on_its_way = _thread.allocate_lock()
         on_its_way.acquire()
-        _thread.start_new_thread(self._run, (path, on_its_way))
+        _thread.start_new_thread(self._run, (path, experts, on_its_way))
         on_its_way.acquire()
 
     def take(self) -> tuple[bool, Any]:
@@ -58,10 +59,10 @@ class Loader:
         except BlockingIOError:
             pass
 
-    def _run(self, path: str, on_its_way: Any) -> None:
+    def _run(self, path: str, experts: str | None, on_its_way: Any) -> None:
         on_its_way.release()
         try:
-            engine = self._make_engine(path)
+            engine = self._make_engine(path, experts)
             if not self._somebody_waits():
                 engine.warm_up()
             self._result = engine

@@ -28,9 +28,9 @@ _kept: list[object] = []
 class ServeOptions:
     """What a worker is started with. A plain class: dataclasses alone cost as much as the core.
 
-    model: a GGUF file, or None to wait for a `load` line. device, threads, ctx, exact, isa, load_mode:
-    as of `api.Engine`. mode, busy: of the Unix socket. state_dir: not supported yet. make_engine: how a
-    path becomes an engine (tests).
+    model: a GGUF file, or None to wait for a `load` line. device, threads, ctx, exact, isa, load_mode,
+    experts: as of `api.Engine`. mode, busy: of the Unix socket. state_dir: not supported yet.
+    make_engine: how a path and a `load` line's `experts` become an engine (tests).
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class ServeOptions:
         exact: bool = False,
         isa: str = "",
         load_mode: str = "",
+        experts: str = "",
         max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
         mode: int = DEFAULT_SOCKET_MODE,
         busy: bool = False,
         state_dir: str | None = None,
-        make_engine: Callable[[str], Any] | None = None,
+        make_engine: Callable[[str, str | None], Any] | None = None,
     ) -> None:
         self.model = model
         self.device = device
@@ -56,17 +57,20 @@ class ServeOptions:
         self.exact = exact
         self.isa = isa
         self.load_mode = load_mode
+        self.experts = experts
         self.max_line_bytes = max_line_bytes
         self.mode = mode
         self.busy = busy
         self.state_dir = state_dir
         self.make_engine = make_engine or self.open_engine
 
-    def open_engine(self, path: str) -> Any:
-        """The engine of a file, by these options."""
+    def open_engine(self, path: str, experts: str | None) -> Any:
+        """The engine of a file, by these options; experts: what the `load` line says of them."""
         from .api import Engine
+        from .cli_model import note_experts
 
-        return Engine(
+        wanted = self.experts if experts is None else experts
+        engine = Engine(
             path,
             device=self.device,
             threads=self.threads,
@@ -74,7 +78,10 @@ class ServeOptions:
             exact=self.exact,
             isa=self.isa,
             load_mode=self.load_mode,
+            experts=wanted,
         )
+        note_experts(engine, wanted)
+        return engine
 
     def check(self) -> None:
         """Raises OptionError for what cannot work."""

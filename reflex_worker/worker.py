@@ -83,7 +83,13 @@ class Waiting:
 class Worker:
     """One model, one client at a time, one request at a time."""
 
-    def __init__(self, *, max_line_bytes: int, start_load: Callable[[str], None], meters: Meters) -> None:
+    def __init__(
+        self,
+        *,
+        max_line_bytes: int,
+        start_load: Callable[[str, str | None], None],
+        meters: Meters,
+    ) -> None:
         """start_load begins to load a model; `load_finished` tells how it ended."""
         self.max_line_bytes = max_line_bytes
         self._meters = meters
@@ -274,7 +280,7 @@ class Worker:
             return
         self._loading = True
         self._load_line = line
-        self._start_load(line.model)
+        self._start_load(line.model, line.experts)
 
     def load_finished(self, result: Any) -> None:
         """A load has ended with an engine, or with the exception it raised."""
@@ -349,7 +355,7 @@ class Worker:
         if self._gone:
             if isinstance(item, Load) and self._engine is None and not self._loading:
                 self._loading = True
-                self._start_load(item.model)
+                self._start_load(item.model, item.experts)
             return
         waiting = Waiting(item, n_bytes)
         self._queue.append(waiting)

@@ -116,6 +116,7 @@ def test_a_command_without_arguments_prints_its_usage(reflex, command):
         ),
         (["generate", "--demo", "x", "--isa", "sse9"], 2, r"instruction set 'sse9': expected one"),
         (["generate", "--demo", "x", "--load-mode", "floppy"], 2, r"load_mode: expected .* found 'floppy'"),
+        (["generate", "--demo", "x", "--experts", "soon"], 2, r"experts: expected .* found 'soon'"),
         (["bench", "--demo", "--cold", "0"], 2, r"--cold: expected 1 or more, found 0"),
         (["bench", "--demo", "--lengths", "9,4000"], 2, r"--lengths: expected 1 to 2047, found 4000"),
         (["bench", "--demo", "--ctx", "5"], 2, r"--ctx: expected 6 or more to decode in, found 5"),

@@ -269,7 +269,8 @@ std::string path_bytes(const nb::str& path) {
 
 std::unique_ptr<Engine> load_engine(const nb::str& model, const std::string& device, int threads, int ctx,
                                     bool exact, const std::string& isa, int chunk,
-                                    const std::string& load_mode, std::optional<std::function<void()>> poll) {
+                                    const std::string& load_mode, const std::string& experts,
+                                    std::optional<std::function<void()>> poll) {
   EngineOptions o;
   o.model_path = path_bytes(model);
   o.device = device;
@@ -279,6 +280,7 @@ std::unique_ptr<Engine> load_engine(const nb::str& model, const std::string& dev
   o.isa = isa;
   o.chunk = chunk;
   o.load_mode = load_mode;
+  o.experts = experts;
   nb::gil_scoped_release release;
   return Engine::load(o, poll ? std::move(*poll) : std::function<void()>());
 }
@@ -304,7 +306,7 @@ void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", "A loaded model. One request at a time.")
       .def(nb::new_(&load_engine), "model"_a, nb::kw_only(), "device"_a = "auto", "threads"_a = 0,
            "ctx"_a = 0, "exact"_a = false, "isa"_a = "", "chunk"_a = 512, "load_mode"_a = "",
-           "poll"_a = nb::none())
+           "experts"_a = "", "poll"_a = nb::none())
       .def_prop_ro("info", [](const Engine& e) { return info_dict(e.info()); })
       .def_prop_ro("special_tokens", &special_dict)
       .def_prop_ro("phases",

@@ -2,6 +2,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 
 #include "base/clock.h"
@@ -34,6 +35,18 @@ std::unique_ptr<Backend> open_device(const EngineOptions& o) {
   fail(ErrorKind::invalid_input, "device: expected auto, cpu, cuda or cuda:N, found '%s'", d.c_str());
 }
 
+// A cap on what experts take of a GPU, in bytes; 0: none.
+uint64_t expert_bytes() {
+  const char* text = std::getenv("REFLEX_EXPERT_BYTES");
+  if (!text || !*text) return 0;
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long long n = std::strtoull(text, &end, 10);
+  if (errno || *end || *text == '-' || n == 0)
+    fail(ErrorKind::invalid_input, "REFLEX_EXPERT_BYTES: expected a number of bytes, found '%s'", text);
+  return n;
+}
+
 }  // namespace
 
 void Deadline::start() { start_ = now_ms(); }
@@ -59,6 +72,9 @@ EngineImpl::EngineImpl(const EngineOptions& options, const std::function<void()>
   const std::string& mode = options.load_mode;
   if (!mode.empty() && mode != "ring" && mode != "map" && mode != "direct")
     fail(ErrorKind::invalid_input, "load_mode: expected ring, map or direct, found '%s'", mode.c_str());
+  const std::string& experts = options.experts;
+  if (!experts.empty() && experts != "auto" && experts != "lazy" && experts != "eager")
+    fail(ErrorKind::invalid_input, "experts: expected auto, lazy or eager, found '%s'", experts.c_str());
   if (options.chunk < 1) fail(ErrorKind::invalid_input, "chunk: expected 1 or more, found %d", options.chunk);
   const double t0 = now_ms();
   phases_.launch = t0 - process_start_ms();
@@ -121,6 +137,8 @@ void EngineImpl::open_backend(const EngineOptions& options, Plan plan) {
   p.exact = options.exact;
   p.max_rows = options.chunk;
   p.load_mode = options.load_mode;
+  p.experts = options.experts;
+  p.expert_bytes = expert_bytes();
   // Candidates hang off a prompt in up to one chunk of slots beyond what the context holds.
   p.n_ctx = n_ctx_ + options.chunk;
   program_ = backend_->compile(std::move(plan), p);

@@ -30,6 +30,7 @@ struct EngineOptions {
   std::string isa;              ///< CPU only: force an instruction set (tests)
   int chunk = 512;              ///< rows per prefill chunk
   std::string load_mode;        ///< GPU only: "" chooses; ring, map or direct (backend.h)
+  std::string experts;          ///< GPU only: "" or auto chooses; lazy or eager (backend.h)
 };
 
 /// The phases of the start so far, in milliseconds. Names as in docs/protocol.md.

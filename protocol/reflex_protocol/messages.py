@@ -16,6 +16,7 @@ PROTOCOL_VERSION: Final = "1.0"
 ScoreKind = Literal["auto", "logit_sum", "logprob_sum", "logprob_mean"]
 FinishReason = Literal["stop", "length", "timeout"]
 ShutdownMode = Literal["drain", "now"]
+Experts = Literal["auto", "lazy", "eager"]
 WorkerState = Literal["no_model", "loading", "ready", "running", "draining"]
 
 
@@ -147,6 +148,7 @@ class Load(ToWorker, kw_only=True, tag_field="type", tag="load"):
     model: str
     id: str | None = None
     lora: list[str | LoraAdapter] = []
+    experts: Experts | None = None
 
 
 class Cancel(ToWorker, kw_only=True, tag_field="type", tag="cancel"):

@@ -19,7 +19,7 @@ def main() -> int:
     given = json.loads(sys.argv[2])
     engine = given.pop("engine", {})
 
-    def make_engine(path: str) -> FakeEngine:
+    def make_engine(path: str, _experts: str | None) -> FakeEngine:
         return FakeEngine(path, {**engine, "modules_at_load": sorted(sys.modules)})
 
     options = ServeOptions(**{"model": "fake.gguf", **given}, make_engine=make_engine)

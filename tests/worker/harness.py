@@ -29,7 +29,9 @@ class Harness:
     ) -> None:
         self.loads: list[str] = []
         self.worker = Worker(
-            max_line_bytes=max_line_bytes, start_load=self.loads.append, meters=meters or Meters()
+            max_line_bytes=max_line_bytes,
+            start_load=lambda path, _: self.loads.append(path),
+            meters=meters or Meters(),
         )
         self.heard: list[WorkerMessage] = []
         self._engine_options = engine

@@ -19,6 +19,7 @@ from ..messages import (
     Detokenize,
     DetokenizeAnswer,
     ErrorFinal,
+    Experts,
     GenerateFinal,
     Hello,
     HelloAnswer,
@@ -258,10 +259,15 @@ class AsyncClient:
         return (await self._ask(Detokenize(token_ids=token_ids, **fields), DetokenizeAnswer, timeout)).text
 
     async def load(
-        self, model: str, *, lora: Sequence[str | LoraAdapter] = (), timeout: float | None = None
+        self,
+        model: str,
+        *,
+        lora: Sequence[str | LoraAdapter] = (),
+        experts: Experts | None = None,
+        timeout: float | None = None,
     ) -> Loaded:
         """Load a model into a worker that was started without one."""
-        return await self._ask(Load(model=model, lora=list(lora)), Loaded, timeout)
+        return await self._ask(Load(model=model, lora=list(lora), experts=experts), Loaded, timeout)
 
     def cancel(self, request_id: str) -> None:
         """Ask for the cancellation of a request; its exchange still gets its final."""

@@ -23,6 +23,7 @@ from ..messages import (
     Detokenize,
     DetokenizeAnswer,
     ErrorFinal,
+    Experts,
     GenerateFinal,
     Hello,
     HelloAnswer,
@@ -219,10 +220,15 @@ class Client:
         return self._ask(Detokenize(token_ids=token_ids, **fields), DetokenizeAnswer, timeout).text
 
     def load(
-        self, model: str, *, lora: Sequence[str | LoraAdapter] = (), timeout: float | None = None
+        self,
+        model: str,
+        *,
+        lora: Sequence[str | LoraAdapter] = (),
+        experts: Experts | None = None,
+        timeout: float | None = None,
     ) -> Loaded:
         """Load a model into a worker that was started without one."""
-        return self._ask(Load(model=model, lora=list(lora)), Loaded, timeout)
+        return self._ask(Load(model=model, lora=list(lora), experts=experts), Loaded, timeout)
 
     def cancel(self, request_id: str) -> None:
         """Ask for the cancellation of a request; it still gets its final."""
