@@ -1,8 +1,9 @@
 // The CUDA backend against the card it runs on.
 //
-//   cuda_bench first FILE [LOAD_MODE]      a cold process to its first token, phase by phase
-//   cuda_bench system1 FILE [LOAD_MODE]    the same to three candidates' logits
+//   cuda_bench first FILE [LOAD_MODE [EXPERTS]]    a cold process to its first token, phase by phase
+//   cuda_bench system1 FILE [LOAD_MODE [EXPERTS]]  the same to three candidates' logits
 //   cuda_bench warm FILE                   decode, prefill and system1 passes on a loaded model
+//   cuda_bench cached FILE BYTES           decode with that much room for experts on the card
 //   cuda_bench pass FILE ROWS TIMES        one shape of pass over and over, for a profiler
 //
 // The prompt is "Once upon a time" in Qwen's vocabulary. Times are from the kernel's record of the
@@ -37,7 +38,8 @@ struct Loaded {
   double parsed = 0, ready = 0, compiled = 0;
 };
 
-Loaded load(const char* path, const std::string& mode) {
+Loaded load(const char* path, const std::string& mode, const std::string& experts = "",
+            uint64_t expert_bytes = 0) {
   Loaded l;
   l.file = gguf::File::open(path);
   Model model = build_model(*l.file);
@@ -47,7 +49,9 @@ Loaded load(const char* path, const std::string& mode) {
   l.ready = now_ms();
   ProgramOptions o;
   o.n_ctx = std::min(8192, model.config.n_ctx_train);
-  o.load_mode = mode;
+  o.load_mode = mode == "auto" ? "" : mode;
+  o.experts = experts;
+  o.expert_bytes = expert_bytes;
   l.program = l.backend->compile(std::move(model.plan), o);
   l.state = l.program->new_state();
   l.compiled = now_ms();
@@ -104,36 +108,54 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-void first(const char* path, const std::string& mode, bool system1) {
+/// The same for the same bits (FNV-1a).
+uint64_t hash_of(std::span<const float> x) {
+  uint64_t h = 0xCBF29CE484222325u;
+  for (float f : x) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, sizeof bits);
+    h = (h ^ bits) * 0x100000001B3u;
+  }
+  return h;
+}
+
+void first(const char* path, const std::string& mode, const std::string& experts, bool system1) {
   const double begin = now_ms(), start = process_start_ms();
   BootOptions boot;
   boot.set_environment = true;
   boot_start(boot);
-  Loaded l = load(path, mode);
+  Loaded l = load(path, mode, experts);
   int32_t token = -1;
-  double value = 0;
+  double value = 0, touched = 0;
+  std::span<const float> row;
   if (system1) {
     const Rows r = candidates(4, 3, 1, l.vocab);
     l.program->run(*l.state, r.pass(0, HeadMode::gather));
-    value = static_cast<double>(l.program->gathered(0)[0]);
+    touched = static_cast<double>(l.program->load_status().done);
+    row = l.program->gathered(0);
+    value = static_cast<double>(row[0]);
   } else {
     Rows r;
     for (int32_t i = 0; i < 4; ++i) r.add(kPrompt[i], i, i - 1);
     r.outputs = {3};
     l.program->run(*l.state, r.pass(0, HeadMode::full));
+    touched = static_cast<double>(l.program->load_status().done);
     token = l.program->argmax(0);
   }
   const double end = now_ms();
+  if (!system1) row = l.program->logits(0);
   const LoadStatus s = l.program->load_status();
   std::string stages;
   for (const auto& [name, at] : l.backend->start_stages())
     stages += format(" %s %.1f", name.c_str(), at - start);
   std::printf(
-      "first_OK token %d value %.3f total %.1f ms | main %.1f parsed %.1f boot%s backend %.1f compiled %.1f "
+      "first_OK token %d value %.3f bits %016llx total %.1f ms, %.0f MB asked for | main %.1f parsed %.1f "
+      "boot%s backend %.1f compiled %.1f "
       "first_kernel %.1f loaded %.1f (%.0f of %.0f MB)\n",
-      token, value, end - start, begin - start, l.parsed - start, stages.c_str(), l.ready - start,
-      l.compiled - start, s.first_kernel_at - start, s.finished_at > 0 ? s.finished_at - start : 0.0,
-      static_cast<double>(s.done) / 1e6, static_cast<double>(s.total) / 1e6);
+      token, value, static_cast<unsigned long long>(hash_of(row)), end - start, touched / 1e6, begin - start,
+      l.parsed - start, stages.c_str(), l.ready - start, l.compiled - start, s.first_kernel_at - start,
+      s.finished_at > 0 ? s.finished_at - start : 0.0, static_cast<double>(s.done) / 1e6,
+      static_cast<double>(s.total) / 1e6);
   std::fflush(stdout);
   _exit(0);
 }
@@ -197,6 +219,12 @@ void warm(const char* path) {
               time_pass(l, candidates(30, 16, 2, l.vocab), 0, HeadMode::gather, 20));
 }
 
+void cached(const char* path, uint64_t bytes) {
+  Loaded l = load(path, "", "", bytes);
+  std::printf("experts in slots: %.0f MB on the card, decode at 4: %.1f tok/s\n",
+              static_cast<double>(l.program->weight_bytes()) / 1e6, decode(l, 4, 100));
+}
+
 void pass(const char* path, int32_t rows, int times) {
   Loaded l = load(path, "");
   l.program->run(*l.state, chain(0, 1, l.vocab).pass(0, HeadMode::full));
@@ -210,14 +238,18 @@ void pass(const char* path, int32_t rows, int times) {
 int main(int argc, char** argv) try {
   const std::string mode = argc > 2 ? argv[1] : "";
   if (mode == "first" || mode == "system1")
-    first(argv[2], argc > 3 ? argv[3] : "", mode == "system1");
+    first(argv[2], argc > 3 ? argv[3] : "", argc > 4 ? argv[4] : "", mode == "system1");
   else if (mode == "warm")
     warm(argv[2]);
+  else if (mode == "cached" && argc == 4)
+    cached(argv[2], std::strtoull(argv[3], nullptr, 10));
   else if (mode == "pass" && argc == 5)
     pass(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
   else
-    std::fprintf(stderr,
-                 "usage: cuda_bench first|system1 FILE [LOAD_MODE] | warm FILE | pass FILE ROWS TIMES\n");
+    std::fprintf(
+        stderr,
+        "usage: cuda_bench first|system1 FILE [LOAD_MODE [EXPERTS]] | warm FILE | cached FILE BYTES | "
+        "pass FILE ROWS TIMES\n");
   return 0;
 } catch (const Error& e) {
   std::fprintf(stderr, "%s: %s\n", error_kind_name(e.kind()), e.what());
