@@ -57,6 +57,21 @@ def test_generate_result_line_carries_text_and_phases(reflex):
     assert row["process_start_to_first_token_ms"] >= row["prompt_eval_ms"]
 
 
+def test_experts_on_the_cpu_are_the_mappings_and_it_says_so(reflex):
+    plain = reflex("generate", "--demo", "x", "--max-tokens", "1", "--device", "cpu")
+    lazy = reflex("generate", "--demo", "x", "--max-tokens", "1", "--device", "cpu", "--experts", "lazy")
+    assert (lazy.returncode, fields(lazy.stdout)["text"]) == (0, fields(plain.stdout)["text"])
+    assert "on the CPU the file's mapping brings experts" in lazy.stderr
+    assert "experts" not in plain.stderr
+
+
+def test_a_cap_on_experts_that_is_no_number_is_refused(reflex):
+    env = {**os.environ, "REFLEX_EXPERT_BYTES": "8G"}
+    done = reflex("generate", "--demo", "x", env=env)
+    assert done.returncode == 2
+    assert "REFLEX_EXPERT_BYTES: expected a number of bytes, found '8G'" in done.stderr
+
+
 def test_generate_json_is_one_object_with_a_schema_version(reflex):
     done = reflex("generate", "--demo", "Once upon a time", "--max-tokens", "3", "--json", "--logprobs", "2")
     row = json.loads(done.stdout)

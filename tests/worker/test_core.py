@@ -24,7 +24,7 @@ from reflex_protocol.messages import (
 )
 
 from reflex_worker.energy import Meters
-from reflex_worker.worker import EXIT_FATAL, READ_AHEAD_BYTES, WAITING_LINE_BYTES
+from reflex_worker.worker import EXIT_FATAL, READ_AHEAD_BYTES, WAITING_LINE_BYTES, Worker
 
 from .harness import MAX_LINE_BYTES, Harness, shape
 
@@ -778,3 +778,16 @@ def test_any_conversation_gets_one_final_per_line_in_order(script, piece):
         assert message.id is None or message.id not in seen, "a line after its final"
         if not isinstance(message, (TokenEvent, ProgressEvent)):
             seen.add(message.id)
+
+
+@pytest.mark.parametrize("experts", ["lazy", None])
+def test_a_load_line_says_when_experts_come(experts):
+    asked: list[tuple[str, str | None]] = []
+    worker = Worker(
+        max_line_bytes=MAX_LINE_BYTES, start_load=lambda path, how: asked.append((path, how)), meters=Meters()
+    )
+    line = {"type": "load", "model": "m.gguf", **({"experts": experts} if experts else {})}
+    worker.receive(json.dumps(line).encode() + b"\n")
+    while worker.has_work:
+        worker.work()
+    assert asked == [("m.gguf", experts)]
