@@ -92,8 +92,12 @@ std::vector<Named> shapes() {
   half.adjacent = true;
   half.heads = 8;
   half.kv_heads = 8;
-  return {
-      {"q8_0", fast}, {"q4_k mix", k_mix}, {"q4_0, 7 heads", group7}, {"odd f32", odd}, {"f16, bf16", half}};
+  Shape narrow = fast;  // widths that end within a unit of 128
+  narrow.d = 64;
+  narrow.hd = 16;
+  narrow.ff = 96;
+  return {{"q8_0", fast},   {"q4_k mix", k_mix}, {"q4_0, 7 heads", group7},
+          {"odd f32", odd}, {"f16, bf16", half}, {"narrow q8_0", narrow}};
 }
 
 }  // namespace
@@ -285,6 +289,53 @@ TEST(cuda_same_pass_gives_the_same_bits_launched_and_replayed) {
       }
       program->finish_load();
     }
+  }
+}
+
+TEST(cuda_products_of_narrow_values_read_nothing_beyond_them) {
+  NEED_GPU();
+  Shape shape;  // f16 fragments of 64 and 96 values end within a unit
+  shape.matrix = shape.value = shape.table = GgmlType::Q8_0;
+  shape.d = 64;
+  shape.hd = 16;
+  shape.ff = 96;
+  const Model model(shape);
+  const std::unique_ptr<Program> program = compile(model.plan, false);
+  for (int again = 0; again < 3; ++again) {  // the memory beyond holds what passes left there
+    const std::unique_ptr<State> state = program->new_state();
+    reference::Evaluator evaluator(model.plan);
+    const Rowset r = Rowset::chain(0, 130, shape.vocab, true);
+    program->run(*state, r.pass());
+    expect_below(worst_row(*program, evaluator.run(r.pass())), kFastNmse, format("pass %d", again));
+  }
+}
+
+TEST(cuda_small_passes_of_every_kind) {  // what the sanitizers run: a kernel of each sort, few blocks
+  NEED_GPU();
+  for (Shape shape : {shapes()[1].shape, shapes()[4].shape}) {
+    shape.layers = 1;
+    const Model model(shape);
+    const std::unique_ptr<Program> program = compile(model.plan, false, 64, 256);
+    const std::unique_ptr<State> state = program->new_state();
+    reference::Evaluator evaluator(model.plan);
+    Rowset r = Rowset::chain(0, 9, shape.vocab, true);
+    program->run(*state, r.pass());
+    expect_below(worst_row(*program, evaluator.run(r.pass())), kFastNmse, "a prompt");
+    program->finish_load();
+    for (int32_t slot = 9; slot < 12; ++slot) {  // launched, captured, replayed
+      r = Rowset::chain(slot, 1, shape.vocab, true);
+      program->run(*state, r.pass());
+      expect_below(worst_row(*program, evaluator.run(r.pass())), kFastNmse, "a token");
+    }
+    Rowset tree;
+    tree.first_slot = 12;
+    tree.tokens = {1, 2, 3};
+    tree.positions = {12, 12, 13};
+    tree.parents = {11, 11, 13};
+    tree.outputs = {0, 1, 2};
+    program->run(*state, tree.pass());
+    expect_below(worst_row(*program, evaluator.run(tree.pass())), kFastNmse, "a tree");
+    CHECK(std::isfinite(program->log_sum_exp(0)));
   }
 }
 

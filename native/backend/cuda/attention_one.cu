@@ -9,9 +9,14 @@ namespace reflex::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBatch = 4;  ///< slots a group loads before it uses the first
-constexpr int kMinPerSplit = 64;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr int kAttentionThreads = attention_one_threads(90);
+#else
+constexpr int kAttentionThreads = attention_one_threads(75);
+#endif
+constexpr int kAttentionBatch =
+    kAttentionThreads == 512 ? 1 : 4;  ///< slots a group loads before it uses the first
+constexpr int kMinPerSplit = kAttentionThreads / 4;
 constexpr float kLog2E = 1.4426950408889634f;
 
 struct Chunk {
@@ -39,9 +44,9 @@ struct Running {
 };
 
 template <int HD, int QH>
-struct Kernel {
+struct AttentionOne {
   static constexpr int kLanes = HD / 8;  ///< that share a slot
-  static constexpr int kGroups = kThreads / kLanes, kWarps = kThreads / 32;
+  static constexpr int kGroups = kAttentionThreads / kLanes, kWarps = kAttentionThreads / 32;
 
   struct Shared {
     float q[QH][HD];     ///< times scale and log2(e)
@@ -51,7 +56,7 @@ struct Kernel {
     bool last;
   };
   struct Batch {
-    Chunk k[kBatch], v[kBatch];
+    Chunk k[kAttentionBatch], v[kAttentionBatch];
   };
 
   static __device__ __forceinline__ void load(const AttentionParams& p, int g, int base, int end, Batch& b) {
@@ -59,7 +64,7 @@ struct Kernel {
     const auto* keys = static_cast<const __half*>(p.k) + g * HD + lane * 8;
     const auto* values = static_cast<const __half*>(p.v) + g * HD + lane * 8;
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
+    for (int j = 0; j < kAttentionBatch; ++j) {
       const size_t slot = static_cast<size_t>(min(base + j * kGroups + group, end - 1));
       b.k[j] = load_chunk(keys + slot * stride);
       b.v[j] = load_chunk(values + slot * stride);
@@ -97,18 +102,18 @@ struct Kernel {
   static __device__ __forceinline__ void attend(const Batch& b, int base, int end, const Shared& s,
                                                 Running<QH>& r) {
     const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-    float k[kBatch][8], v[kBatch][8];
+    float k[kAttentionBatch][8], v[kAttentionBatch][8];
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) unpack(b.k[j], k[j]), unpack(b.v[j], v[j]);
+    for (int j = 0; j < kAttentionBatch; ++j) unpack(b.k[j], k[j]), unpack(b.v[j], v[j]);
 #pragma unroll
     for (int h = 0; h < QH; ++h) {
-      float score[kBatch];
+      float score[kAttentionBatch];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
+      for (int j = 0; j < kAttentionBatch; ++j) {
         score[j] = dot(&s.q[h][lane * 8], k[j]);
         if (base + j * kGroups + group >= end) score[j] = -INFINITY;
       }
-      take<kBatch>(r, h, score, v);
+      take<kAttentionBatch>(r, h, score, v);
     }
   }
 
@@ -161,7 +166,7 @@ struct Kernel {
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      v[i] = x[first + i];
+      v[i] = __ldcg(x + first + i);
       squares += v[i] * v[i];
     }
     const float factor =
@@ -234,14 +239,19 @@ struct Kernel {
     __syncthreads();
   }
 
+  /// The splits of a sequence of n slots, the new one with them.
+  static __device__ __forceinline__ int slots_per_split(int n) {
+    const int even = (n + kMaxSplits - 1) / kMaxSplits;
+    return max(kMinPerSplit, (even + kGroups - 1) / kGroups * kGroups);
+  }
+
   static __device__ __forceinline__ void run(const AttentionParams& p) {
     extern __shared__ __align__(16) uint8_t raw[];
     auto& s = *reinterpret_cast<Shared*>(raw);
     let_next_start();
     // begin_pass has ended before any later kernel starts, and slots of earlier passes are at rest.
-    const int g = blockIdx.x, split = blockIdx.y, slot = p.pass.header->first_slot, n = slot + 1;
-    const int even = (n + gridDim.y - 1) / gridDim.y;
-    const int per_split = max(kMinPerSplit, (even + kGroups - 1) / kGroups * kGroups);
+    const int g = blockIdx.x, split = blockIdx.y;
+    const int slot = p.pass.header->first_slot, n = slot + 1, per_split = slots_per_split(n);
     const int n_splits = (n + per_split - 1) / per_split, begin = split * per_split;
     const bool stores = split == n_splits - 1;
     const int end = min(slot, begin + per_split);  // of the slots before the new one
@@ -261,14 +271,15 @@ struct Kernel {
       for (int i = 0; i < 8; ++i) r.o[h][i] = 0;
     }
 #pragma unroll 1
-    for (int base = begin; base < end; base += kGroups * kBatch) {
-      attend(batch, base, end, s, r);
-      if (base + kGroups * kBatch < end) load(p, g, base + kGroups * kBatch, end, batch);
+    for (int base = begin; base < end; base += kGroups * kAttentionBatch) {
+      const Batch now = batch;
+      if (base + kGroups * kAttentionBatch < end) load(p, g, base + kGroups * kAttentionBatch, end, batch);
+      attend(now, base, end, s, r);
     }
     if (stores && threadIdx.x < 32) attend_fresh(s, r);
     merge_warps(r, s);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < QH * HD; i += kThreads) {
+    for (int i = threadIdx.x; i < QH * HD; i += kAttentionThreads) {
       const int h = i / HD, d = i % HD;
       float top = -INFINITY, total = 0, o = 0;
 #pragma unroll
@@ -308,18 +319,33 @@ struct Kernel {
     if (!s.last) return;
     __threadfence();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < QH * HD; i += kThreads) {
+    for (int i = threadIdx.x; i < QH * HD; i += kAttentionThreads) {
       const int h = i / HD, d = i % HD;
       const size_t head = static_cast<size_t>(g) * QH + h;
       const float* partial = p.partial + head * kMaxSplits * (HD + 2);
-      float top = -INFINITY, total = 0, o = 0;
-#pragma unroll 1
-      for (int k = 0; k < n_splits; ++k) top = fmaxf(top, __ldcg(partial + k * (HD + 2) + HD));
-#pragma unroll 2
-      for (int k = 0; k < n_splits; ++k) {
-        const float w = exp2f(__ldcg(partial + k * (HD + 2) + HD) - top);
-        total += w * __ldcg(partial + k * (HD + 2) + HD + 1);
-        o += w * __ldcg(partial + k * (HD + 2) + d);
+      // Many loads at once: one after the other they would cost more than the attention.
+      constexpr int kAtOnce = 8;
+      float tops[kMaxSplits], top = -INFINITY, total = 0, o = 0;
+#pragma unroll
+      for (int k = 0; k < kMaxSplits; ++k) tops[k] = __ldcg(partial + min(k, n_splits - 1) * (HD + 2) + HD);
+#pragma unroll
+      for (int k = 0; k < kMaxSplits; ++k) top = fmaxf(top, tops[k]);
+#pragma unroll
+      for (int first = 0; first < kMaxSplits; first += kAtOnce) {
+        if (first >= n_splits) break;
+        float totals[kAtOnce], values[kAtOnce];
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          const float* from = partial + min(first + k, n_splits - 1) * (HD + 2);
+          totals[k] = __ldcg(from + HD + 1);
+          values[k] = __ldcg(from + d);
+        }
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          const float w = first + k < n_splits ? exp2f(tops[first + k] - top) : 0.0f;
+          total += w * totals[k];
+          o += w * values[k];
+        }
       }
       p.out[head * HD + d] = o / total;
     }
@@ -328,12 +354,12 @@ struct Kernel {
 
 }  // namespace
 
-// grid (G, splits <= kMaxSplits), shared memory as attention_one_bytes says.
-#define REFLEX_ONE(hd, qh)                                                      \
-  static_assert(sizeof(Kernel<hd, qh>::Shared) <= attention_one_bytes(hd, qh)); \
-  extern "C" __global__ void __launch_bounds__(kThreads)                        \
-      attention_one_##hd##x##qh(const __grid_constant__ AttentionParams p) {    \
-    Kernel<hd, qh>::run(p);                                                     \
+// grid (G, kMaxSplits), threads and shared memory as attention_one_threads and _bytes say.
+#define REFLEX_ONE(hd, qh)                                                                               \
+  static_assert(sizeof(AttentionOne<hd, qh>::Shared) <= attention_one_bytes(hd, qh, kAttentionThreads)); \
+  extern "C" __global__ void __launch_bounds__(kAttentionThreads)                                        \
+      attention_one_##hd##x##qh(const __grid_constant__ AttentionParams p) {                             \
+    AttentionOne<hd, qh>::run(p);                                                                        \
   }
 #define REFLEX_HEADS(qh) REFLEX_ONE(64, qh) REFLEX_ONE(128, qh)
 REFLEX_ATTENTION_ONE(REFLEX_HEADS)

@@ -10,7 +10,7 @@ namespace reflex::cuda {
 
 namespace {
 
-constexpr int32_t kRawRows = 4;  // beyond, a type without tiles is decoded to F16 tiles once
+constexpr int32_t kRawRows = 4;  // beyond, a type without tiles, F32 apart, is decoded to F16 tiles once
 constexpr size_t kF16Scratch = size_t{64} << 20;
 constexpr uint32_t kElementThreads = 256, kRowThreads = 512;
 constexpr int32_t kWorkspaceBlocks = 300;  // that share sums, at most: a little more than the SMs of any card
@@ -25,6 +25,7 @@ struct BlockCost {
 constexpr BlockCost kBlockCosts[] = {{1, 0.5}, {2, 0.65}, {4, 1.8}, {8, 3.3}};
 constexpr double kBlockTime = 5.0, kMergeTime = 2.5, kMergeReadTime = 0.15, kWorthwhile = 0.97;
 constexpr uint32_t kStaticShared = 1024;              // of a kernel beside its ring, at most
+constexpr uint32_t kMatvecStatic = 3072;              // of a one-row product beside its ring, at most
 constexpr int64_t kSomeCells = 24, kManyCells = 128;  // of a one-row product, per multiprocessor
 
 /// The kernel of two types, where there is one.
@@ -101,9 +102,10 @@ Launcher::Share Launcher::share_tiles(int32_t items, int32_t cells, uint32_t war
   return best;
 }
 
-// Threads of a one-row product and places of their rings: more where there is work for them, fewer where
-// they do not fit. Where there is little, blocks of the next product start beside this one's; where there
-// is much, one block has a multiprocessor to itself and its successor takes over as it ends.
+// Threads of a one-row product and places of their rings: as deep as fits, because what a ring holds is
+// fetched while the product before it runs; fewer threads where there is little to do, so that blocks of the
+// next product start beside this one's. Where there is much, one block has a multiprocessor to itself and its
+// successor takes over as it ends.
 Launcher::RowShape Launcher::one_row_shape(int32_t tiles, int32_t cells, const TileGeometry& tile,
                                            uint32_t cell_bytes, int32_t sides) const {
   RowShape r;
@@ -116,11 +118,11 @@ Launcher::RowShape Launcher::one_row_shape(int32_t tiles, int32_t cells, const T
   };
   const bool much = cells_per_sm > kManyCells;
   r.threads = cells_per_sm > kSomeCells ? kMatvecThreads : kMatvecThreads / 2;
-  r.ring = much ? kMaxRing : kMinRing;
-  if (shared() + kStaticShared > device_.max_shared()) r.ring = kMinRing;
-  while (r.threads > 32 && shared() + kStaticShared > device_.max_shared()) r.threads /= 2;
+  r.ring = kMaxRing;
+  if (shared() + kMatvecStatic > device_.max_shared()) r.ring = kMinRing;
+  while (r.threads > 32 && shared() + kMatvecStatic > device_.max_shared()) r.threads /= 2;
   r.shared = shared();
-  if (much) r.shared = std::max(r.shared, device_.max_shared() / 2 + kStaticShared);
+  if (much) r.shared = std::max(r.shared, device_.max_shared() / 2 + kMatvecStatic);
   r.share = share_tiles(tiles, cells, r.threads / 32);
   return r;
 }
@@ -381,8 +383,9 @@ void Launcher::attention(AttentionParams p, bool f32_states, bool one_row) {
   const int32_t heads = p.n_heads / p.n_kv_heads, hd = p.head_dim;
   const auto kv_heads = static_cast<uint32_t>(p.n_kv_heads);
   if (one_row) {
-    launch("attention_one", format("attention_one_%dx%d", hd, heads), {kv_heads, kMaxSplits}, 256,
-           attention_one_bytes(hd, heads), p);
+    const int threads = attention_one_threads(device_.capability());
+    launch("attention_one", format("attention_one_%dx%d", hd, heads), {kv_heads, kMaxSplits},
+           static_cast<uint32_t>(threads), attention_one_bytes(hd, heads, threads), p);
     return;
   }
   const bool flash = !f32_states && hd == p.v_head_dim && (hd == 64 || hd == 128) && heads <= 64 &&

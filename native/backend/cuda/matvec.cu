@@ -63,29 +63,56 @@ __device__ __forceinline__ void stage_ints(uint8_t* unit, int c, const float (&v
                                                        static_cast<float>(sum + last)};
 }
 
+/// Types in small blocks do little per byte: two blocks a multiprocessor hide more than registers do.
+/// The others want the registers.
+template <class T>
+constexpr int kBlocksPerSm = T::kCell == 128 ? 2 : 1;
+/// Quads of x a thread asks for before it uses the first.
+template <class T>
+constexpr int kInputBatch = T::kCell == 128 ? 2 : 4;
+
+/// Asks for a norm's weights ahead of x.
+__device__ __forceinline__ void prefetch_norm(const MatvecParams& p) {
+  constexpr int kLine = 32;  // floats
+  if (p.norm_weight)
+    for (int c = threadIdx.x * kLine; c < p.width; c += blockDim.x * kLine)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + c));
+}
+
 /// x [times the norm's weight] to shared memory. The norm's own factor is common to all of x, so it
 /// is left for the sums: each warp leaves its share of the squares.
 template <class T>
 __device__ __forceinline__ void stage_input(const MatvecParams& p, uint8_t* x, float* squares) {
+  constexpr int kBatch = kInputBatch<T>;
+  const int step = static_cast<int>(blockDim.x) * 4, end = p.n_units * kUnit;
   float sum = 0;
 #pragma unroll 1
-  for (int c = threadIdx.x * 4; c < p.n_units * kUnit; c += blockDim.x * 4) {
-    float v[4] = {};
-    if (c < p.width) {
-      const float4 quad = *reinterpret_cast<const float4*>(p.x + c);
-      v[0] = quad.x, v[1] = quad.y, v[2] = quad.z, v[3] = quad.w;
+  for (int first = static_cast<int>(threadIdx.x) * 4; first < end; first += kBatch * step) {
+    float4 quads[kBatch], weights[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int c = first + i * step;
+      quads[i] = c < p.width ? *reinterpret_cast<const float4*>(p.x + c) : float4{};
+      weights[i] =
+          p.norm_weight && c < p.width ? *reinterpret_cast<const float4*>(p.norm_weight + c) : float4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int c = first + i * step;
+      if (c >= end) break;  // the same for all lanes of a warp
+      float v[4] = {quads[i].x, quads[i].y, quads[i].z, quads[i].w};
       if (p.norm_weight) {
-        const float4 w = *reinterpret_cast<const float4*>(p.norm_weight + c);
+        const float4 w = weights[i];
         sum += v[0] * v[0] + v[1] * v[1] + (v[2] * v[2] + v[3] * v[3]);
         v[0] *= w.x, v[1] *= w.y, v[2] *= w.z, v[3] *= w.w;
       }
+      uint8_t* unit = x + c / kUnit * unit_bytes<T>();
+      if constexpr (T::kIntegers)
+        stage_ints<T::kNibbleOrder>(unit, c, v);
+      else
+        *reinterpret_cast<uint2*>(unit + 2 * x_index(c % kUnit)) = {activation_pair(v[0], v[1]),
+                                                                    activation_pair(v[2], v[3])};
     }
-    uint8_t* unit = x + c / kUnit * unit_bytes<T>();
-    if constexpr (T::kIntegers)
-      stage_ints<T::kNibbleOrder>(unit, c, v);
-    else
-      *reinterpret_cast<uint2*>(unit + 2 * x_index(c % kUnit)) = {activation_pair(v[0], v[1]),
-                                                                  activation_pair(v[2], v[3])};
   }
   if (!p.norm_weight) return;
   sum = warp_sum(sum);
@@ -360,6 +387,7 @@ __device__ __forceinline__ void run(const MatvecParams& p) {
   let_next_start();
   Best best{0, -1};
   run_tiles<A, kPair>(p, p.part[0], worker, p.end_a, x, ring, sums, squares, best, [&] {
+    prefetch_norm(p);
     wait_for_inputs();
     stage_input<A>(p, x, squares);
     __syncthreads();
@@ -378,10 +406,10 @@ __device__ __forceinline__ void run(const MatvecParams& p) {
 
 }  // namespace
 
-#define REFLEX_MATVEC(name, a, b, pair)                        \
-  extern "C" __global__ void __launch_bounds__(kMatvecThreads) \
-      name(const __grid_constant__ MatvecParams p) {           \
-    run<Tile<GgmlType::a>, Tile<GgmlType::b>, pair>(p);        \
+#define REFLEX_MATVEC(name, a, b, pair)                                                         \
+  extern "C" __global__ void __launch_bounds__(kMatvecThreads, kBlocksPerSm<Tile<GgmlType::a>>) \
+      name(const __grid_constant__ MatvecParams p) {                                            \
+    run<Tile<GgmlType::a>, Tile<GgmlType::b>, pair>(p);                                         \
   }
 #define REFLEX_ONE(t) REFLEX_MATVEC(matvec_##t, t, t, false) REFLEX_MATVEC(matvec_pair_##t, t, t, true)
 #define REFLEX_TWO(a, b) REFLEX_MATVEC(matvec_##a##_##b, a, b, false)

@@ -207,9 +207,11 @@ struct AttentionParams {
 
 /// Query heads per key/value head that attention_one is built for.
 #define REFLEX_ATTENTION_ONE(M) M(1) M(2) M(3) M(4) M(5) M(6) M(7) M(8)
-inline constexpr uint32_t attention_one_bytes(int head_dim, int query_heads) {
-  return static_cast<uint32_t>(4 * ((query_heads + 2 + 8 * query_heads) * head_dim + 2 * 8 * query_heads) +
-                               16);
+inline constexpr int attention_one_threads(int capability) { return capability >= 90 ? 512 : 256; }
+inline constexpr uint32_t attention_one_bytes(int head_dim, int query_heads, int threads) {
+  const int warps = threads / 32;
+  return static_cast<uint32_t>(
+      4 * ((query_heads + 2 + warps * query_heads) * head_dim + 2 * warps * query_heads) + 16);
 }
 inline constexpr uint32_t flash_bytes(int head_dim) {
   return static_cast<uint32_t>(2 * 64 * (head_dim + 8) * 2);

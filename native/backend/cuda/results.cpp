@@ -39,6 +39,7 @@ void CudaProgram::wait_for_best() {
   }
   std::atomic_thread_fence(std::memory_order_acquire);
   best_known_ = true;
+  for (Slot& s : slots_) s.busy = false;  // the last pass has ended, so all have been read
 }
 
 const float* CudaProgram::logits_row(int32_t o) const {
