@@ -46,17 +46,21 @@ void read_index(const Builder& b, const Keys& keys, Shape& s) {
   const auto n_layers = static_cast<size_t>(c.n_layers);
   s.ratios.assign(n_layers, 0);
   const std::string name = keys.name("attention.compress_ratios");
-  const gguf::ArrayView* a = b.file().get_array(name);
-  if (!a) return;
-  if (a->count < n_layers)
-    fail(ErrorKind::gguf, "key '%s': expected a value for each of %d layers, found %llu", name.c_str(),
-         c.n_layers, static_cast<unsigned long long>(a->count));
-  for (size_t i = 0; i < n_layers; ++i) {
-    const uint64_t ratio = a->as_uint(i);
-    if (ratio > kMaxTokens)
-      fail(ErrorKind::gguf, "key '%s': expected 0 to %llu, found %llu for layer %zu", name.c_str(),
-           static_cast<unsigned long long>(kMaxTokens), static_cast<unsigned long long>(ratio), i);
-    s.ratios[i] = static_cast<int32_t>(ratio);
+  const gguf::Value* v = b.file().find(name);
+  if (!v) return;
+  if (v->type != gguf::ValueType::array) {
+    s.ratios.assign(n_layers, keys.get("attention.compress_ratios", 0, kMaxTokens, 0));
+  } else {
+    if (v->array.count < n_layers)
+      fail(ErrorKind::gguf, "key '%s': expected a value for each of %d layers, found %llu", name.c_str(),
+           c.n_layers, static_cast<unsigned long long>(v->array.count));
+    for (size_t i = 0; i < n_layers; ++i) {
+      const uint64_t ratio = v->array.as_uint(i);
+      if (ratio > kMaxTokens)
+        fail(ErrorKind::gguf, "key '%s': expected 0 to %llu, found %llu for layer %zu", name.c_str(),
+             static_cast<unsigned long long>(kMaxTokens), static_cast<unsigned long long>(ratio), i);
+      s.ratios[i] = static_cast<int32_t>(ratio);
+    }
   }
   const int32_t largest = *std::max_element(s.ratios.begin(), s.ratios.end());
   if (largest == 0) return;

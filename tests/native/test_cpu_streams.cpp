@@ -22,7 +22,7 @@ constexpr int32_t kGramHeads = 4, kGramWidth = 3, kGrams = 3, kTableRows = 41, k
 /// embed -> streams -> n-grams -> mix -> attention over blocks -> inject -> mix -> head, with random weights.
 class Streams {
  public:
-  explicit Streams(Rows rows) {
+  explicit Streams(Rows rows, int32_t n_blocks = kBlocks) : n_blocks_(n_blocks) {
     plan.n_vocab = kVocab;
     plan.n_embd = kWidth;
     plan.states = {{"tokens", StateSpec::Kind::fixed, kGrams - 1, true},
@@ -102,7 +102,7 @@ class Streams {
     op.index_heads = kIndexHeads;
     op.index_dim = kIndexDim;
     op.block_size = kBlock;
-    op.n_blocks = kBlocks;
+    op.n_blocks = n_blocks_;
     op.scale = 0.4f;
     op.index_eps = 1e-6f;
     plan.ops.emplace_back(op);
@@ -149,6 +149,7 @@ class Streams {
     return y;
   }
 
+  const int32_t n_blocks_;
   std::mt19937 rng_{7};
   std::vector<std::vector<float>> storage_;
 };
@@ -161,7 +162,7 @@ class Sequence {
   Sequence(const Plan& plan, int threads, bool checked)
       : backend_(make_cpu_backend(threads)), evaluator_(plan), checked_(checked) {
     ProgramOptions options;
-    options.n_ctx = 256;
+    options.n_ctx = 2048;
     options.exact = true;
     program_ = backend_->compile(plan, options);
     state_ = program_->new_state();
@@ -250,6 +251,18 @@ TEST(cpu_streams_in_pieces_of_any_size_agree_with_the_reference) {
     Sequence s(streams.plan, 2, true);
     for (int32_t at = 0; at < 40; at += piece) s.chain(at, std::min(piece, 40 - at));
   }
+}
+
+TEST(cpu_streams_single_rows_over_many_blocks_agree_with_the_reference) {
+  // Enough slots for a list, and enough blocks for their scores, to be shared among threads.
+  const Streams streams(Rows::outputs, 100);
+  Sequence s(streams.plan, 3, true);
+  s.chain(0, 330);
+  for (int32_t at = 330; at < 336; ++at) s.chain(at, 1);
+  const Streams few(Rows::outputs, 2);
+  Sequence long_one(few.plan, 3, true);
+  for (int32_t at = 0; at < 1600; at += 400) long_one.chain(at, 400);
+  long_one.chain(1600, 1);
 }
 
 TEST(cpu_streams_taken_back_give_the_bits_of_the_first_time) {

@@ -90,6 +90,7 @@ SAME: list[tuple[dict[str, Key], dict[str, Key]]] = [
     ({"attention.compress_ratios": [0, 0, 5, 0]}, {}),
     ({"attention.compress_ratios": [0, 5, 5]}, {}),
     ({"attention.indexer.top_k": 24}, {}),  # whole blocks only
+    ({"nextn_predict_layers": 1, "block_count": 4}, {}),  # of that block not even the tensors need be there
     ({"expert_weights_norm": True}, {}),  # written out, it says what its absence says
 ]
 

@@ -87,6 +87,7 @@ void PassRun::reserve() {
       args.v_head_dim = a->op.v_head_dim;
       scratch = std::max(scratch, kernels_.attention_scratch(args, kAttentionRows) * sizeof(float));
       const int32_t n = rows(a->op.q);
+      args.prefix = visibility_.prefix.data();
       const auto parts = static_cast<size_t>(attention_parts(args, n));
       ensure(program_.parts_, parts * kernels_.attention_part_floats(args, n) * sizeof(float),
              "attention parts");
@@ -356,9 +357,12 @@ void PassRun::step(const HeadsStep& s, Counter* counters, int t) {
 }
 
 void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
-  const Attention& op = s.op;
-  const AttentionArgs a = attention_args(op, visibility_);
-  const int32_t n = rows(op.q), blocks = pieces(n, kAttentionRows);
+  attend(attention_args(s.op, visibility_), rows(s.op.q), counters, t);
+}
+
+// n queries, by two counters.
+void PassRun::attend(const AttentionArgs& a, int32_t n, Counter* counters, int t) {
+  const int32_t blocks = pieces(n, kAttentionRows);
   auto* own = reinterpret_cast<float*>(scratch(t));
   if (const int32_t parts = attention_parts(a, n); parts > 1) {
     auto* all = reinterpret_cast<float*>(program_.parts_.data());
@@ -368,18 +372,18 @@ void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
                               all + static_cast<size_t>(part) * stride, own);
     });
     program_.pool_->barrier();
-    share(counters[1], op.n_kv_heads, 1,
+    share(counters[1], a.n_kv_heads, 1,
           [&](int32_t g, int32_t) { kernels_.attention_merge(a, n, g, all, parts); });
     return;
   }
   // Few rows: a thread takes neighbouring heads together, whose keys and values lie side by side.
-  const int32_t together = blocks > 1 ? 1 : pieces(op.n_kv_heads, program_.pool_->size());
-  const int32_t groups = pieces(op.n_kv_heads, together);
+  const int32_t together = blocks > 1 ? 1 : pieces(a.n_kv_heads, program_.pool_->size());
+  const int32_t groups = pieces(a.n_kv_heads, together);
   share(counters[0], blocks * groups, 1, [&](int32_t task, int32_t) {
     const int32_t block = blocks - 1 - task / groups;  // the longest first
     const int32_t g = task % groups * together;
     kernels_.attention(a, block * kAttentionRows, std::min(n, (block + 1) * kAttentionRows), g,
-                       std::min(g + together, op.n_kv_heads), own);
+                       std::min(g + together, a.n_kv_heads), own);
   });
 }
 
@@ -387,7 +391,7 @@ void PassRun::step(const AttentionStep& s, Counter* counters, int t) {
 // same for any number of threads.
 int32_t PassRun::attention_parts(const AttentionArgs& a, int32_t n_rows) const {
   if (n_rows == 0 || kernels_.attention_part_floats(a, n_rows) == 0) return 1;
-  const int32_t longest = *std::max_element(visibility_.prefix.begin(), visibility_.prefix.end());
+  const int32_t longest = *std::max_element(a.prefix, a.prefix + n_rows_);
   return longest < kLongContext ? 1 : pieces(longest, kPartSlots);
 }
 

@@ -10,7 +10,7 @@
 
 namespace reflex::cpu {
 
-inline constexpr int kCountersPerStep = 5;      ///< phases of the longest step, Moe
+inline constexpr int kCountersPerStep = 6;      ///< phases of the longest step, BlockAttention
 inline constexpr int32_t kAttentionRows = 32;   ///< query rows of one attention task
 inline constexpr int32_t kPartSlots = 128;      ///< slots of one part of a long context
 inline constexpr int32_t kLongContext = 512;    ///< slots from which heads alone don't divide it well
@@ -154,8 +154,14 @@ class PassRun {
   int32_t sight_of(const BlockAttention& op) const;
   int32_t slot_at(int32_t r, int32_t depth) const;
   void block_key(const BlockAttentionStep& s, int32_t r, int t);
-  void block_scores(const BlockAttention& op, int32_t r, const float* chain, size_t ld, float* scores) const;
-  void choose_blocks(const BlockAttention& op, int32_t begin, int32_t end, int t);
+  float* block_scores(const BlockAttention& op, int32_t i) const;
+  void score_chain(const BlockAttention& op, int32_t begin, int32_t end, int32_t first, int t);
+  void score_branch(const BlockAttention& op, int32_t i) const;
+  void choose_blocks(const BlockAttention& op, int32_t i);
+  int32_t list_parts(const BlockAttention& op, const AttentionArgs& a) const;
+  void attend_list(const BlockAttention& op, const AttentionArgs& all, int32_t parts, Counter* counters,
+                   int t);
+  void attend(const AttentionArgs& a, int32_t n, Counter* counters, int t);
   const float* rope_row(RopeId rope, int32_t r) const;
   int32_t attention_parts(const AttentionArgs& a, int32_t n_rows) const;
   /// Of an Attention, or of a BlockAttention, whose rows see what `sees` says.
@@ -260,6 +266,7 @@ class PassRun {
   /// they see no more blocks than may be chosen, else a list, which each step writes anew.
   struct Sight {
     int32_t block_size = 0, n_blocks = 0;
+    int32_t most = 0;  ///< blocks that any row sees complete
     Visibility sees;
   };
   std::vector<Sight> sights_;

@@ -87,8 +87,8 @@ void CpuProgram::run(State& base, const Pass& pass) {
 
 size_t CpuProgram::scratch_bytes() const {
   size_t n = all_values_.capacity() + output_values_.capacity() + rope_.capacity() + scratch_.capacity() +
-             logits_.capacity() + parts_.capacity() + hidden_.capacity() + latent_q_.capacity() +
-             latent_o_.capacity();
+             logits_.capacity() + parts_.capacity() + block_scores_.capacity() + hidden_.capacity() +
+             latent_q_.capacity() + latent_o_.capacity();
   for (const Region& r : act_) n += r.capacity();
   return n;
 }

@@ -61,6 +61,7 @@ class CpuProgram final : public Program {
   Region scratch_;              // per thread
   Region parts_;                // attention of a few rows over a long context: per key head and part
   Region hidden_;               // Moe: (R * n_used, F), rows sorted by expert
+  Region block_scores_;         // BlockAttention: (R, blocks)
   Region latent_q_, latent_o_;  // LatentAttention: (R, H, C + P) and (R, H, C)
 };
 
