@@ -393,6 +393,10 @@ class SlotTree {
   std::vector<int32_t> chain_prefix_;  // n such that slot s sees exactly [0, n) plus its tree ancestors
 };
 
+/// For plans with fixed states, which stand after `length` slots: throws Error(kv_cache) where a row would
+/// need one that is not there. Returns the rows of the chain, Pass::n_chain within the pass's rows.
+int32_t check_forks(const Pass& pass, int32_t length);
+
 // ---- devices -------------------------------------------------------------------------
 
 /// How a token is drawn from a row of logits. Greedy when temperature is 0.

@@ -1,4 +1,5 @@
-// The tree of slots, shared by all backends.
+// The tree of slots, and which passes fixed states allow; shared by all backends.
+#include <algorithm>
 #include <utility>
 
 #include "backend/backend.h"
@@ -42,6 +43,25 @@ Visibility SlotTree::extend(const Pass& pass) {
     vis.extra_begin.push_back(static_cast<int32_t>(vis.extra.size()));
   }
   return vis;
+}
+
+int32_t check_forks(const Pass& pass, int32_t length) {
+  const auto rows = static_cast<int32_t>(pass.tokens.size()), n_chain = std::clamp(pass.n_chain, 0, rows);
+  if (pass.first_slot != length)
+    fail(ErrorKind::kv_cache,
+         "pass: it begins at slot %d, but the recurrent layers' state stands after %d; forks end with their "
+         "pass, and the sequence can only go back to its beginning or to a checkpoint",
+         pass.first_slot, length);
+  const int32_t end = pass.first_slot + n_chain;  // slots of the sequence after this pass
+  for (int32_t r = 0; r < rows; ++r) {
+    const int32_t slot = pass.first_slot + r, parent = pass.parents[static_cast<size_t>(r)];
+    if (r < n_chain ? parent != slot - 1 : parent != end - 1 && (parent < end || parent >= slot))
+      fail(ErrorKind::kv_cache,
+           "pass: row %d (slot %d) has parent %d; recurrent layers have no state there (expected %s %d%s)", r,
+           slot, parent, r < n_chain ? "slot" : "the sequence's last slot", r < n_chain ? slot - 1 : end - 1,
+           r < n_chain ? "" : " or a fork of this pass");
+  }
+  return n_chain;
 }
 
 void SlotTree::truncate(int32_t n) {

@@ -20,13 +20,16 @@ from ..oracle.references import (
     mean_kl,
 )
 from ..oracle.test_logits import fast_rms_bound
+from ..oracle.test_system1 import mixed_candidates, run
 
 pytestmark = pytest.mark.gpu
 
-# Latent attention does not run there yet.
-WAITING = ("deepseek2", "deepseek3", "deepseek4", "qwen4")
-RUN = [n for n in NAMES if n not in HYBRIDS and not n.startswith(WAITING)]
-LENGTHS = (1, 2, 7, 31, 33, 64, 65, 130)
+# Architectures with ops that do not run there yet.
+WAITING = ("deepseek4", "qwen4")
+RUN = [n for n in NAMES if not n.startswith(WAITING)]
+RECURRENT = [n for n in RUN if n in HYBRIDS]
+MIXERS = [n for n in RUN if n in HYBRIDS or n.startswith("deepseek2")]  # other than plain attention
+LENGTHS = (1, 2, 7, 31, 32, 33, 63, 64, 65, 70, 130, 257)
 
 
 @cache
@@ -89,11 +92,53 @@ def test_system1_is_the_cpus(score: str, exact: bool) -> None:
     assert np.abs(np.subtract(*results)).max() <= (1e-3 if exact else 0.2)
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_pieces_of_every_size_leave_the_same_state(name: str) -> None:
+    """Every row after every border: a state that a piece left wrong shows in the rows behind it."""
+    ids, wanted = load(name).ids[:70], list(range(70))
+    single = rows(engine(name), ids, wanted, 1)
+    for chunk in (*range(2, 12), 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 69, 70):
+        found = rows(engine(name), ids, wanted, chunk)
+        assert float(np.abs(found - single).max()) <= EXACT_MAX_DIFF, f"{name}: pieces of {chunk}"
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_request_after_a_long_one_gives_the_bits_of_a_fresh_engine(name: str, exact: bool) -> None:
+    ref = load(name)
+    used = engine(name, exact=exact)
+    used.logits(ref.ids, [256])
+    run(used, ref.ids[:40], mixed_candidates(ref.logits.shape[1], 20, seed=1))
+    fresh = Engine(str(fixture_path(name)), device="cuda", exact=exact)
+    assert used.logits(ref.ids[9:30], [0, 20]) == fresh.logits(ref.ids[9:30], [0, 20])
+
+
+@pytest.mark.parametrize("chunk", [512, 33])
+@pytest.mark.parametrize("prompt_length", [1, 7, 40])
+@pytest.mark.parametrize("kind", ["logit_sum", "logprob_sum"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_system1_with_long_candidates_is_the_cpus(
+    name: str, kind: str, prompt_length: int, chunk: int
+) -> None:
+    """Shared beginnings, beginnings of one another, and candidates too long for one pass."""
+    ref = load(name)
+    vocab = ref.logits.shape[1]
+    rng = np.random.default_rng(prompt_length)
+    candidates = mixed_candidates(vocab, 24, seed=prompt_length)
+    candidates += [rng.integers(0, vocab, n).tolist() for n in (12, 40, 70)]
+    scores = []
+    for device in ("cpu", "cuda"):
+        e = Engine(str(fixture_path(name)), device=device, exact=True, threads=2, chunk=chunk)
+        scores.append([c[2] for c in run(e, ref.ids[:prompt_length], candidates, score=kind).candidates])
+    most = max(len(c) for c in candidates)
+    assert np.abs(np.subtract(*scores)).max() <= most * EXACT_MAX_DIFF
+
+
 def test_what_does_not_run_is_refused_by_name_not_run_wrong() -> None:
     from reflex_worker._native import ReflexError
 
     with pytest.raises(ReflexError, match="does not run on CUDA yet") as e:
-        Engine(str(fixture_path("deepseek2-lite")), device="cuda")
+        Engine(str(fixture_path("deepseek32")), device="cuda")
     assert e.value.kind == "unsupported"
 
 

@@ -80,24 +80,26 @@ class Evaluator {
   void eval(const reflex::Rope& o) {
     const reflex::RopeSpec& spec = plan_.ropes[static_cast<size_t>(o.rope)];
     Matrix y = value(o.in);
-    const auto half = static_cast<size_t>(spec.n_rot / 2);
     for (size_t i = 0; i < y.size(); ++i) {
-      const auto position = static_cast<float>(pass_->positions[static_cast<size_t>(pass_row(o.in, i))]);
+      const int32_t position = pass_->positions[static_cast<size_t>(pass_row(o.in, i))];
       const size_t hd = y[i].size() / static_cast<size_t>(o.n_heads);
-      for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h)
-        for (size_t k = 0; k < half; ++k) {
-          const bool adjacent = spec.pairing == reflex::RopeSpec::Pairing::adjacent;
-          double& a = y[i][h * hd + (adjacent ? 2 * k : k)];
-          double& b = y[i][h * hd + (adjacent ? 2 * k + 1 : k + half)];
-          const auto angle = static_cast<double>(position * spec.inv_freq[k]);
-          const double c = std::cos(angle) * static_cast<double>(spec.magnitude);
-          const double s = std::sin(angle) * static_cast<double>(spec.magnitude);
-          const double a0 = a, b0 = b;
-          a = a0 * c - b0 * s;
-          b = b0 * c + a0 * s;
-        }
+      for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h) rotate(spec, position, &y[i][h * hd]);
     }
     value(o.out) = y;
+  }
+  static void rotate(const reflex::RopeSpec& spec, int32_t position, double* x) {
+    const auto half = static_cast<size_t>(spec.n_rot / 2);
+    const bool adjacent = spec.pairing == reflex::RopeSpec::Pairing::adjacent;
+    for (size_t k = 0; k < half; ++k) {
+      double& a = x[adjacent ? 2 * k : k];
+      double& b = x[adjacent ? 2 * k + 1 : k + half];
+      const auto angle = static_cast<double>(static_cast<float>(position) * spec.inv_freq[k]);
+      const double c = std::cos(angle) * static_cast<double>(spec.magnitude);
+      const double s = std::sin(angle) * static_cast<double>(spec.magnitude);
+      const double a0 = a, b0 = b;
+      a = a0 * c - b0 * s;
+      b = b0 * c + a0 * s;
+    }
   }
   void eval(const reflex::Attention& o) {
     attend(o, [&](size_t i) { return seen_by(o.q, i); });
@@ -283,46 +285,71 @@ class Evaluator {
     rotate_at(x, at, id, pass_->positions[static_cast<size_t>(r)]);
   }
   void rotate_at(std::vector<double>& x, size_t at, reflex::RopeId id, int32_t number) const {
-    const reflex::RopeSpec& spec = plan_.ropes[static_cast<size_t>(id)];
-    const auto position = static_cast<float>(number);
-    for (size_t k = 0; k < spec.inv_freq.size(); ++k) {  // adjacent pairs
-      const auto angle = static_cast<double>(position * spec.inv_freq[k]);
-      const double a = x[at + 2 * k], b = x[at + 2 * k + 1];
-      x[at + 2 * k] = a * std::cos(angle) - b * std::sin(angle);
-      x[at + 2 * k + 1] = b * std::cos(angle) + a * std::sin(angle);
-    }
+    rotate(plan_.ropes[static_cast<size_t>(id)], number, &x[at]);
   }
 
-  // Kb^T qn and Vb c of one head, from the two tensors or the one.
-  std::vector<double> latent_key(const reflex::LatentAttention& o, size_t h,
-                                 const std::vector<double>& q) const {
-    if (o.kv_b == kNone) return member_product(o.k_b, h, q);
-    std::vector<double> y(static_cast<size_t>(o.n_latent), 0.0);
-    for (size_t i = 0; i < q.size(); ++i) {
-      const std::vector<double> r =
-          row(weight(o.kv_b), h * static_cast<size_t>(o.nope_dim + o.v_head_dim) + i);
-      for (size_t k = 0; k < y.size(); ++k) y[k] += r[k] * q[i];
+  /// Kb[h] (N, C), or Vb[h] (V, C) where `values`.
+  Matrix latent_matrix(const reflex::LatentAttention& o, size_t h, bool values) const {
+    const auto n = static_cast<size_t>(o.nope_dim), v = static_cast<size_t>(o.v_head_dim);
+    const auto c = static_cast<size_t>(o.n_latent);
+    Matrix m;
+    for (size_t i = 0; i < (values ? v : n); ++i) {
+      if (o.kv_b != reflex::kNone)
+        m.push_back(row(weight(o.kv_b), h * (n + v) + (values ? n : 0) + i));
+      else if (values)
+        m.push_back(row(weight(o.v_b), h * v + i));
+      else
+        m.emplace_back(c);
     }
-    return y;
-  }
-  std::vector<double> latent_value(const reflex::LatentAttention& o, size_t h,
-                                   const std::vector<double>& c) const {
-    if (o.kv_b == kNone) return member_product(o.v_b, h, c);
-    std::vector<double> y;
-    for (size_t i = 0; i < static_cast<size_t>(o.v_head_dim); ++i) {
-      const std::vector<double> r = row(weight(o.kv_b), h * static_cast<size_t>(o.nope_dim + o.v_head_dim) +
-                                                            static_cast<size_t>(o.nope_dim) + i);
-      double s = 0;
-      for (size_t k = 0; k < r.size(); ++k) s += r[k] * c[k];
-      y.push_back(s);
-    }
-    return y;
+    if (o.kv_b == reflex::kNone && !values)
+      for (size_t j = 0; j < c; ++j) {
+        const std::vector<double> column = row(weight(o.k_b), h * c + j);
+        for (size_t i = 0; i < n; ++i) m[i][j] = column[i];
+      }
+    return m;
   }
 
-  // Not absorbed: every head's keys and values are made from the latents.
-  void eval(const reflex::LatentAttention& o) {
+  // Not absorbed: the head's keys and values are made from the latents.
+  void latent_head(const reflex::LatentAttention& o, size_t h, const Matrix& state, Matrix& out) {
     const auto c = static_cast<size_t>(o.n_latent), p = static_cast<size_t>(o.rope_dim);
     const auto nope = static_cast<size_t>(o.nope_dim), v = static_cast<size_t>(o.v_head_dim);
+    const Matrix kb = latent_matrix(o, h, false), vb = latent_matrix(o, h, true);
+    const auto times = [c](const Matrix& m, const std::vector<double>& x) {
+      std::vector<double> y(m.size(), 0.0);
+      for (size_t i = 0; i < y.size(); ++i)
+        for (size_t k = 0; k < c; ++k) y[i] += m[i][k] * x[k];
+      return y;
+    };
+    Matrix keys, values;
+    for (const std::vector<double>& latent : state) {
+      keys.push_back(times(kb, latent));
+      keys.back().insert(keys.back().end(), latent.begin() + static_cast<std::ptrdiff_t>(c), latent.end());
+      values.push_back(times(vb, latent));
+    }
+    for (size_t i = 0; i < out.size(); ++i) {
+      std::vector<size_t> slots = seen_by(o.q, i);
+      if (o.selection != reflex::kNone) {
+        slots.clear();
+        for (double s : value(o.selection)[i])
+          if (s >= 0) slots.push_back(static_cast<size_t>(s));
+      }
+      const auto first = value(o.q)[i].begin() + static_cast<std::ptrdiff_t>(h * (nope + p));
+      std::vector<double> q(first, first + static_cast<std::ptrdiff_t>(nope + p)), scores;
+      rotate(q, nope, o.rope, pass_row(o.q, i));
+      for (size_t s : slots) {
+        double dot = 0;
+        for (size_t d = 0; d < nope + p; ++d) dot += q[d] * keys[s][d];
+        scores.push_back(dot * static_cast<double>(o.scale));
+      }
+      const double top = *std::max_element(scores.begin(), scores.end());
+      double total = 0;
+      for (double& x : scores) total += x = std::exp(x - top);
+      for (size_t j = 0; j < slots.size(); ++j)
+        for (size_t d = 0; d < v; ++d) out[i][h * v + d] += scores[j] / total * values[slots[j]][d];
+    }
+  }
+  void eval(const reflex::LatentAttention& o) {
+    const auto c = static_cast<size_t>(o.n_latent);
     const std::vector<double> w = row(weight(o.norm), 0);
     Matrix latents = value(o.kv);
     for (size_t r = 0; r < latents.size(); ++r) {
@@ -332,36 +359,9 @@ class Evaluator {
       rotate(latents[r], c, o.rope, static_cast<int32_t>(r));
     }
     const Matrix& state = written(o.state, latents);
-    Matrix out;
-    for (size_t i = 0; i < value(o.q).size(); ++i) {
-      std::vector<size_t> slots = seen_by(o.q, i);
-      if (o.selection != reflex::kNone) {
-        slots.clear();
-        for (double s : value(o.selection)[i])
-          if (s >= 0) slots.push_back(static_cast<size_t>(s));
-      }
-      out.emplace_back(static_cast<size_t>(o.n_heads) * v, 0.0);
-      for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h) {
-        const auto first = value(o.q)[i].begin() + static_cast<std::ptrdiff_t>(h * (nope + p));
-        std::vector<double> q(first, first + static_cast<std::ptrdiff_t>(nope + p)), scores;
-        rotate(q, nope, o.rope, pass_row(o.q, i));
-        for (size_t s : slots) {
-          const std::vector<double> k =
-              latent_key(o, h, {q.begin(), q.begin() + static_cast<std::ptrdiff_t>(nope)});
-          double dot = 0;
-          for (size_t d = 0; d < c; ++d) dot += k[d] * state[s][d];
-          for (size_t d = 0; d < p; ++d) dot += q[nope + d] * state[s][c + d];
-          scores.push_back(dot * static_cast<double>(o.scale));
-        }
-        const double top = *std::max_element(scores.begin(), scores.end());
-        double total = 0;
-        for (double& x : scores) total += x = std::exp(x - top);
-        for (size_t j = 0; j < slots.size(); ++j) {
-          const std::vector<double> o_h = latent_value(o, h, state[slots[j]]);
-          for (size_t d = 0; d < v; ++d) out[i][h * v + d] += scores[j] / total * o_h[d];
-        }
-      }
-    }
+    Matrix out(value(o.q).size(),
+               std::vector<double>(static_cast<size_t>(o.n_heads) * static_cast<size_t>(o.v_head_dim), 0.0));
+    for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h) latent_head(o, h, state, out);
     value(o.out) = out;
   }
 

@@ -44,7 +44,17 @@ class Model {
 
   Plan plan;
 
- private:
+ protected:
+  /// No ops yet: for models of other layers.
+  Model(int32_t d, int32_t vocab, int32_t layers, uint32_t seed) : rng_(seed) {
+    s_.d = d;
+    s_.vocab = vocab;
+    s_.layers = plan.n_layers = layers;
+    plan.n_vocab = vocab;
+    plan.n_embd = d;
+    plan.n_ctx_train = 4096;
+  }
+
   WeightId add(const std::string& name, GgmlType type, int64_t n_in, int64_t n_out,
                std::vector<uint8_t> bytes) {
     Weight w;

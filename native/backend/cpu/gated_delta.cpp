@@ -44,21 +44,7 @@ DeltaArgs shape_of(const GatedDelta& op) {
 void DeltaPlan::build(const Pass& pass, int32_t length, int32_t n_taps) {
   const auto rows = static_cast<int32_t>(pass.tokens.size());
   n_taps_ = n_taps;
-  n_chain_ = std::clamp(pass.n_chain, 0, rows);
-  if (pass.first_slot != length)
-    fail(ErrorKind::kv_cache,
-         "pass: it begins at slot %d, but the recurrent layers' state stands after %d; forks end with their "
-         "pass, and the sequence can only go back to its beginning or to a checkpoint",
-         pass.first_slot, length);
-  const int32_t end = pass.first_slot + n_chain_;  // slots of the sequence after this pass
-  for (int32_t r = 0; r < rows; ++r) {
-    const int32_t slot = pass.first_slot + r, parent = pass.parents[static_cast<size_t>(r)];
-    if (r < n_chain_ ? parent != slot - 1 : parent != end - 1 && (parent < end || parent >= slot))
-      fail(ErrorKind::kv_cache,
-           "pass: row %d (slot %d) has parent %d; recurrent layers have no state there (expected %s %d%s)", r,
-           slot, parent, r < n_chain_ ? "slot" : "the sequence's last slot",
-           r < n_chain_ ? slot - 1 : end - 1, r < n_chain_ ? "" : " or a fork of this pass");
-  }
+  n_chain_ = check_forks(pass, length);
   sources_.resize(static_cast<size_t>(rows) * static_cast<size_t>(n_taps));
   for (int32_t r = 0; r < rows; ++r) {
     int32_t slot = pass.first_slot + r;

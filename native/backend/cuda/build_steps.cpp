@@ -46,6 +46,8 @@ class StepBuilder {
             f(o.gate), f(o.up);
           if constexpr (std::is_same_v<T, SigmoidGate>) f(o.gate);
           if constexpr (requires { o.router; }) f(o.router);
+          if constexpr (std::is_same_v<T, GatedDelta>) f(o.qkv), f(o.z), f(o.beta), f(o.alpha);
+          if constexpr (std::is_same_v<T, LatentAttention>) f(o.q), f(o.kv);
           if constexpr (requires { o.a; }) f(o.a), f(o.b);
           if constexpr (requires { o.in; }) f(o.in);
         },
@@ -287,6 +289,14 @@ class StepBuilder {
   void emit(const SwiGlu& op, size_t) { store(SwiGluStep{op.gate, op.up, op.out}, op.out); }
   void emit(const Add& op, size_t) { store(AddStep{op.a, op.b, op.out}, op.out); }
   void emit(const SigmoidGate& op, size_t) { store(SigmoidGateStep{op.in, op.gate, op.out}, op.out); }
+  void emit(const GatedDelta& op, size_t) { store(DeltaStep{op}, op.out); }
+  void emit(const LatentAttention& op, size_t i) {
+    if (op.selection != kNone)
+      fail(ErrorKind::unsupported, "op %zu (%s over an indexer's selection) does not run on CUDA yet", i,
+           op_name(Op(op)));
+    store(LatentStep{op}, op.out);
+  }
+  void emit(const HeadSlice& op, size_t) { store(HeadSliceStep{op}, op.out); }
   void emit(const SelectOutputs& op, size_t) {
     // Of a norm that is never stored: its products select the norm's input instead.
     const auto* n = producer<RmsNorm>(op.in);
@@ -351,6 +361,11 @@ Touches touches(const Step& step) {
       if (s.norm.weight != kNone) t.writes.push_back(s.op.in);
       (s.router != kNone ? t.writes : t.reads).push_back(s.op.router);
     }
+    void operator()(const DeltaStep& s) {
+      t.reads = {s.op.qkv, s.op.z, s.op.beta, s.op.alpha}, t.writes = {s.op.out};
+    }
+    void operator()(const LatentStep& s) { t.reads = {s.op.q, s.op.kv}, t.writes = {s.op.out}; }
+    void operator()(const HeadSliceStep& s) { t.reads = {s.op.in}, t.writes = {s.op.out}; }
     void operator()(const SelectStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
     void operator()(const HeadStep& s) { t.reads = {s.in}; }
   };

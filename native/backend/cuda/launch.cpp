@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/cuda/tile.h"
+#include "backend/cuda/tile_params.h"
 
 namespace reflex::cuda {
 
@@ -393,6 +394,13 @@ void Launcher::attention(AttentionParams p, bool f32_states, bool one_row) {
   if (flash) {
     const auto blocks = static_cast<uint32_t>(ceil_div(p.n_rows, 64 / heads));
     launch("attention_flash", format("attention_flash_%d", hd), {kv_heads, blocks}, 128, flash_bytes(hd), p);
+    return;
+  }
+  const uint32_t tile = attention_tile_bytes(hd, p.v_head_dim);
+  if (!f32_states && heads <= kTileQueries && tile + kStaticShared <= device_.max_shared()) {
+    const auto blocks = static_cast<uint32_t>(ceil_div(p.n_rows, kTileQueries / heads));
+    const uint32_t splits = p.n_rows == 1 ? kMaxSplits : 1;
+    launch("attention_tile", "attention_tile", {kv_heads, blocks, splits}, 256, tile, p);
     return;
   }
   launch("attention", f32_states ? "attention_f32" : "attention_f16",

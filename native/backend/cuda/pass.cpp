@@ -92,9 +92,23 @@ CudaProgram::Slot& CudaProgram::take_slot(bool replayed, size_t bytes) {
   return s;
 }
 
-/// [header][positions R][prefix R][outputs O][mask R * words][embedded rows]; returns the quads
-/// before the rows.
-uint32_t CudaProgram::write_block(Slot& slot, const Pass& pass, const Visibility& vis) {
+/// Which rows fork, for plans with fixed states. Error(kv_cache) where a row would need one that is not
+/// there.
+DeltaPass CudaProgram::plan_delta(const CudaState& state, const Pass& pass) {
+  if (!delta_.any()) return {};
+  DeltaPass delta(pass, check_forks(pass, state.fixed_length()));
+  if (!delta_.has_room(delta)) {
+    synchronize("the pass before");
+    drop_graphs();
+    delta_.reserve(delta);
+  }
+  return delta;
+}
+
+/// [header][positions R][prefix R][outputs O][parents R][forks][branches][mask R * words][embedded rows],
+/// the three in the middle for plans with fixed states; returns the quads before the rows.
+uint32_t CudaProgram::write_block(Slot& slot, const Pass& pass, const Visibility& vis,
+                                  const DeltaPass& delta) {
   const size_t n = pass.tokens.size(), o = pass.outputs.size();
   const Mask mask = mask_of(pass, vis);
   auto* base = slot.memory.at<char>();
@@ -109,6 +123,12 @@ uint32_t CudaProgram::write_block(Slot& slot, const Pass& pass, const Visibility
   std::memcpy(base + now_.block_at[0], pass.positions.data(), n * 4);
   std::memcpy(base + now_.block_at[1], vis.prefix.data(), n * 4);
   if (o) std::memcpy(base + now_.block_at[2], pass.outputs.data(), o * 4);
+  const auto copy = [base](uint32_t at, const auto& from) {
+    if (!from.empty()) std::memcpy(base + at, from.data(), from.size() * sizeof(from[0]));
+  };
+  copy(now_.delta_at[0], delta.parents);
+  copy(now_.delta_at[1], delta.forks);
+  copy(now_.delta_at[2], delta.branches);
   auto* bits = reinterpret_cast<uint32_t*>(base + now_.mask_at);
   std::memset(bits, 0, n * static_cast<size_t>(mask.words) * 4);
   if (mask.words)
@@ -125,6 +145,7 @@ void CudaProgram::run(State& base, const Pass& pass) {
   device_->enter();
   check_pass(pass);
   const auto n = static_cast<int32_t>(pass.tokens.size()), o = static_cast<int32_t>(pass.outputs.size());
+  const DeltaPass delta = plan_delta(state, pass);
   state.reserve(pass.first_slot + n, stream_);
   ensure_outputs(o, o ? pass.head : HeadMode::none);
   if (pass.head == HeadMode::full && o) loader_->want_deferred();
@@ -139,7 +160,13 @@ void CudaProgram::run(State& base, const Pass& pass) {
   now_.block_at[0] = sizeof(PassHeader);
   now_.block_at[1] = align_quad(now_.block_at[0] + static_cast<size_t>(n) * 4);
   now_.block_at[2] = align_quad(now_.block_at[1] + static_cast<size_t>(n) * 4);
-  now_.mask_at = align_quad(now_.block_at[2] + static_cast<size_t>(o) * 4);
+  now_.delta_at[0] = align_quad(now_.block_at[2] + static_cast<size_t>(o) * 4);
+  now_.delta_at[1] = align_quad(now_.delta_at[0] + static_cast<size_t>(n) * 4);
+  now_.delta_at[2] = align_quad(now_.delta_at[1] + static_cast<size_t>(n) * sizeof(DeltaFork));
+  // Room for so many rows whether they fork or not: the places depend on the graph's key alone.
+  now_.mask_at = now_.delta_at[0] + static_cast<uint32_t>(delta_.any() ? DeltaPass::bytes(n) : 0);
+  now_.n_chain = delta.n_chain;
+  now_.n_branches = delta_.any() ? delta.n_branches() : 0;
   const size_t mask_bytes = static_cast<size_t>(n) * static_cast<size_t>(mask_of(pass, vis).words) * 4;
   const size_t block_bytes = align_quad(now_.mask_at + mask_bytes);
   if (block_bytes > block_.bytes()) {
@@ -157,15 +184,17 @@ void CudaProgram::run(State& base, const Pass& pass) {
   now_.loaded = loaded;
   launcher_->set_overlap(loaded);
   Slot& slot = take_slot(replayable, block_bytes + static_cast<size_t>(n) * row_bytes + kQuad);
-  const uint32_t quads = write_block(slot, pass, vis);
+  const uint32_t quads = write_block(slot, pass, vis, delta);
   embed_rows(slot.memory.at<char>(static_cast<size_t>(quads) * kQuad), pass.tokens);
   Graph* graph = nullptr;
   if (replayable)
-    graph = graph_for({n, o, static_cast<int32_t>(now_.head), quads, now_.chain, state.generation()});
+    graph = graph_for({n, o, static_cast<int32_t>(now_.head), quads, now_.chain, now_.n_chain,
+                       now_.n_branches, state.generation()});
   now_.state = &state;
   now_.slot = &slot;
   now_.block_quads = quads;
   now_.replayed = graph != nullptr;
+  state.begin_fixed();
   if (!graph) {
     enqueue();
   } else {
@@ -173,6 +202,7 @@ void CudaProgram::run(State& base, const Pass& pass) {
     device_->cu.check(device_->cu.cuGraphLaunch(graph->exec, stream_), "replaying a pass");
     device_->cu.check(device_->cu.cuEventRecord(slot.read, stream_), "a pass");
   }
+  state.end_fixed(pass.first_slot + now_.n_chain);
   slot.busy = true;
   if (now_.head == HeadMode::gather) gather_rows(pass);
   // The first answer is on its way: what no router has asked for may come now.

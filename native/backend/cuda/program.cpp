@@ -9,6 +9,7 @@ namespace reflex::cuda {
 
 namespace {
 
+constexpr size_t kFixedAlign = 256;   // bytes, of each fixed state
 constexpr int32_t kFirstSlots = 512;  // a state's first room; it doubles from there
 
 std::atomic<uint64_t> next_generation{1};
@@ -17,17 +18,51 @@ std::atomic<uint64_t> next_generation{1};
 
 // ---- state ----------------------------------------------------------------------------------
 
-CudaState::CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx)
-    : device_(device), n_ctx_(n_ctx) {
+CudaState::CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx, CUstream stream)
+    : device_(device), stream_(stream), n_ctx_(n_ctx) {
+  size_t fixed = 0;
   for (const StateSpec& s : plan.states) {
-    if (s.kind != StateSpec::Kind::per_token)
-      fail(ErrorKind::unsupported, "state '%s': the CUDA backend keeps states per token only",
+    const bool per_token = s.kind == StateSpec::Kind::per_token, f32 = exact || s.always_f32;
+    if (!per_token && !s.always_f32)
+      fail(ErrorKind::unsupported, "state '%s': the CUDA backend keeps fixed states in f32 only",
            s.name.c_str());
-    const bool f32 = exact || s.always_f32;
+    const size_t bytes = static_cast<size_t>(s.width) * (f32 ? 4 : 2);
     offset_.push_back(slot_bytes_);
+    fixed_at_.push_back(fixed);
     f32_.push_back(f32);
-    slot_bytes_ += static_cast<size_t>(s.width) * (f32 ? 4 : 2);
+    if (per_token)
+      slot_bytes_ += bytes;
+    else
+      fixed += (bytes + kFixedAlign - 1) / kFixedAlign * kFixedAlign;
   }
+  fixed_ = DeviceBuffer(device, fixed, "the recurrent layers' state", true);
+}
+
+void CudaState::truncate(int32_t n) {
+  if (fixed_ && n < fixed_length_) {
+    if (n != 0 && n != checkpoint_)
+      fail(ErrorKind::kv_cache,
+           "state: cannot go back to slot %d: the recurrent layers' memory is that after slot %d, and no "
+           "checkpoint is there",
+           n, fixed_length_ - 1);
+    device_.enter();
+    const Driver& cu = device_.cu;
+    cu.check(n == 0 ? cu.cuMemsetD8Async(fixed_.address(), 0, fixed_.bytes(), stream_)
+                    : cu.cuMemcpyDtoDAsync(fixed_.address(), copy_.address(), fixed_.bytes(), stream_),
+             "the recurrent layers' state");
+    fixed_length_ = n;
+  }
+  if (n < checkpoint_) checkpoint_ = -1;
+  slots.truncate(n);
+}
+
+void CudaState::checkpoint() {
+  if (!fixed_ || fixed_length_ == kLost) return;
+  device_.enter();
+  if (!copy_) copy_ = DeviceBuffer(device_, fixed_.bytes(), "a copy of the recurrent layers' state");
+  device_.cu.check(device_.cu.cuMemcpyDtoDAsync(copy_.address(), fixed_.address(), fixed_.bytes(), stream_),
+                   "a copy of the recurrent layers' state");
+  checkpoint_ = fixed_length_;
 }
 
 void CudaState::reserve(int32_t n, CUstream stream) {
@@ -41,6 +76,7 @@ void CudaState::reserve(int32_t n, CUstream stream) {
   const size_t used = static_cast<size_t>(slots.size());
   for (size_t s = 0; s < offset_.size() && used; ++s) {
     const size_t width = (s + 1 < offset_.size() ? offset_[s + 1] : slot_bytes_) - offset_[s];
+    if (width == 0) continue;  // a fixed one
     cu.check(cu.cuMemcpyDtoDAsync(bigger.address() + offset_[s] * room,
                                   buffer_.address() + offset_[s] * capacity_, used * width, stream),
              "moving keys and values");
@@ -58,7 +94,9 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
       plan_(std::move(plan)),
       options_(options),
       steps_((check_plan(plan_), build_steps(plan_))),
-      residence_(*device_, plan_, steps_, options) {
+      residence_(*device_, plan_, steps_, options),
+      delta_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
+      latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact) {
   if (options.max_rows < 1 || options.n_ctx < 1)
     fail(ErrorKind::invalid_input, "program: max_rows %d and n_ctx %d, expected 1 or more", options.max_rows,
          options.n_ctx);
@@ -95,7 +133,9 @@ void CudaProgram::allocate() {
   values_ = DeviceBuffer(
       *device_, static_cast<size_t>(steps_.floats) * static_cast<size_t>(alloc_rows_) * sizeof(float),
       "activations", true);
-  block_ = DeviceBuffer(*device_, static_cast<size_t>(alloc_rows_) * 16 + 4096, "a pass's block");
+  block_ =
+      DeviceBuffer(*device_, static_cast<size_t>(alloc_rows_) * 16 + DeltaPass::bytes(alloc_rows_) + 4096,
+                   "a pass's block");
   size_t partial = 0;
   uint32_t tickets = 1;
   for (const Step& step : steps_.steps) {
@@ -132,7 +172,8 @@ void CudaProgram::allocate() {
   synchronize("a rotary table");
   launcher_ = std::make_unique<Launcher>(*device_, stream_, options_.exact, options_.max_rows, plan_);
   mark_fragments();
-  scratch_bytes_ += values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes();
+  scratch_bytes_ += values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes() +
+                    delta_.scratch_bytes() + latent_.scratch_bytes();
 }
 
 // f16 fragments save the product that reads them a conversion, where the step that writes them can.
@@ -184,7 +225,7 @@ void CudaProgram::ensure_outputs(int32_t n_out, HeadMode head) {
 }
 
 std::unique_ptr<State> CudaProgram::new_state() {
-  return std::make_unique<CudaState>(*device_, plan_, options_.exact, options_.n_ctx);
+  return std::make_unique<CudaState>(*device_, plan_, options_.exact, options_.n_ctx, stream_);
 }
 
 LoadStatus CudaProgram::load_status() const {

@@ -2,6 +2,8 @@
 #pragma once
 #include <map>
 
+#include "backend/cuda/gated_delta.h"
+#include "backend/cuda/latent.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/load.h"
 #include "backend/cuda/moe_params.h"
@@ -10,28 +12,42 @@
 
 namespace reflex::cuda {
 
-/// Keys and values of one sequence: one buffer, state after state, each (capacity, width).
+/// One sequence's memory: keys and values in one buffer, state after state, each (capacity, width); fixed
+/// states in another, and where a checkpoint was taken their copy.
 class CudaState final : public State {
  public:
-  CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx);
-  size_t bytes() const override { return buffer_.bytes(); }
+  /// `stream`: the program's, on which fixed states are moved.
+  CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx, CUstream stream);
+  size_t bytes() const override { return buffer_.bytes() + fixed_.bytes() + copy_.bytes(); }
+  void truncate(int32_t n) override;
+  void checkpoint() override;
   /// Room for n slots; moves what is there. Error(out_of_memory).
   void reserve(int32_t n, CUstream stream);
   CUdeviceptr at(StateId id) const {
     return buffer_.address() + offset_[static_cast<size_t>(id)] * capacity_;
   }
+  float* fixed(StateId id) const { return fixed_.at<float>(fixed_at_[static_cast<size_t>(id)]); }
+  /// Slots that the fixed states stand after.
+  int32_t fixed_length() const { return fixed_length_; }
+  /// Around a pass: should it end by an error, the fixed states are lost until truncate(0) or a checkpoint.
+  void begin_fixed() { fixed_length_ = kLost; }
+  void end_fixed(int32_t length) { fixed_length_ = length; }
   bool is_f32(StateId id) const { return f32_[static_cast<size_t>(id)]; }
   /// Changes whenever at() does: never the same for two buffers of one process.
   uint64_t generation() const { return generation_; }
 
  private:
+  static constexpr int32_t kLost = INT32_MAX;
   Device& device_;
+  CUstream stream_;
   std::vector<size_t> offset_;  // bytes per slot of the states before
+  std::vector<size_t> fixed_at_;
+  int32_t fixed_length_ = 0, checkpoint_ = -1;  // in slots; -1: none
   std::vector<bool> f32_;
   size_t slot_bytes_ = 0, capacity_ = 0;
   int32_t n_ctx_;
   uint64_t generation_ = 0;
-  DeviceBuffer buffer_;
+  DeviceBuffer buffer_, fixed_, copy_;
 };
 
 /// Where in the pinned results each kernel leaves its own.
@@ -70,6 +86,7 @@ class CudaProgram final : public Program {
     int32_t n_rows, n_out, head;
     uint32_t block_quads;
     bool chain;
+    int32_t n_chain, n_branches;  ///< of plans with fixed states
     uint64_t generation;
     auto operator<=>(const GraphKey&) const = default;
   };
@@ -80,7 +97,8 @@ class CudaProgram final : public Program {
 
   // pass.cpp: what a pass is
   void check_pass(const Pass& pass) const;
-  uint32_t write_block(Slot& slot, const Pass& pass, const Visibility& vis);
+  uint32_t write_block(Slot& slot, const Pass& pass, const Visibility& vis, const DeltaPass& delta);
+  DeltaPass plan_delta(const CudaState& state, const Pass& pass);
   void embed_rows(char* to, std::span<const int32_t> tokens) const;
   Slot& take_slot(bool replayed, size_t bytes);
   Graph* graph_for(const GraphKey& key);
@@ -123,6 +141,9 @@ class CudaProgram final : public Program {
   void step(const AddStep& s);
   void step(const SwiGluStep& s);
   void step(const SigmoidGateStep& s);
+  void step(const DeltaStep& s);
+  void step(const LatentStep& s);
+  void step(const HeadSliceStep& s);
   void step(const SelectStep& s);
   void step(const HeadStep& s);
   int32_t rows_of(ValueId v) const;
@@ -159,6 +180,8 @@ class CudaProgram final : public Program {
   CUstream stream_ = nullptr;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Launcher> launcher_;
+  DeltaSteps delta_;
+  LatentSteps latent_;
   int32_t alloc_rows_ = 0;  ///< rows that values have room for
   DeviceBuffer values_, block_, partial_, tickets_;
   std::vector<DeviceBuffer> inv_freq_, rotations_;  ///< by rope: (n_rot / 2), (rows, n_rot / 2, 2)
@@ -183,6 +206,8 @@ class CudaProgram final : public Program {
     bool same_rows = false;  ///< the outputs are all rows, in order
     bool chain = false;
     uint32_t block_quads = 0, mask_at = 0, block_at[3] = {};  ///< quads; bytes of the arrays
+    uint32_t delta_at[3] = {};                                ///< bytes of parents, forks and branches
+    int32_t n_chain = 0, n_branches = 0;
   } now_;
   Slot slots_[3];
   int turn_ = 1;

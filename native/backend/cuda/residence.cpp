@@ -60,13 +60,16 @@ Residence::Residence(Device& device, const Plan& plan, const StepList& steps, co
   size_t group_bytes = 0;
   int group = 0;
   const auto next_group = [&] { ++group, group_bytes = 0; };
-  const auto matrix = [&](WeightId id) {
-    add_matrix(plan, id, group);
+  const auto matrix = [&](WeightId id, bool raw = false) {
+    add_matrix(plan, id, group, raw);
     group_bytes += plan.weights[static_cast<size_t>(id)].nbytes;
   };
   for (const Step& step : steps.steps) {
     if (const auto* s = std::get_if<MatmulStep>(&step)) {
       for (const MatmulPart& p : s->parts) matrix(p.weight);
+    } else if (const auto* latent = std::get_if<LatentStep>(&step)) {
+      for (WeightId id : {latent->op.k_b, latent->op.v_b, latent->op.kv_b})
+        if (id != kNone) matrix(id, true);
     } else if (const auto* m = std::get_if<MoeStep>(&step)) {
       if (m->router != kNone) matrix(m->router);
       if (expert_mode_ == ExpertMode::eager) {
@@ -80,7 +83,8 @@ Residence::Residence(Device& device, const Plan& plan, const StepList& steps, co
   }
   list_.deferred_group = group + 1;
   for (const Step& step : steps.steps)
-    if (const auto* head = std::get_if<HeadStep>(&step)) add_matrix(plan, head->weight, list_.deferred_group);
+    if (const auto* head = std::get_if<HeadStep>(&step))
+      add_matrix(plan, head->weight, list_.deferred_group, false);
   list_.on_demand_group = list_.n_groups = list_.deferred_group + 1;
   if (expert_mode_ != ExpertMode::eager) {
     list_.rest_behind = expert_mode_ == ExpertMode::lazy;
@@ -112,6 +116,11 @@ void Residence::add_vectors(const Plan& plan, const StepList& steps) {
     } else if (const auto* m = std::get_if<MoeStep>(&step)) {
       norm_of(m->norm);
       add_vector(plan, m->op.bias);
+    } else if (const auto* delta = std::get_if<DeltaStep>(&step)) {
+      for (WeightId id : {delta->op.conv, delta->op.decay, delta->op.dt_bias, delta->op.norm})
+        add_vector(plan, id);
+    } else if (const auto* latent = std::get_if<LatentStep>(&step)) {
+      add_vector(plan, latent->op.norm);
     } else if (const auto* head = std::get_if<HeadStep>(&step)) {
       norm_of(head->norm);
       add_vector(plan, head->bias);
@@ -152,18 +161,18 @@ bool Residence::can_tile(const Weight& w) const {
   return !exact_ && tile_geometry(w.type) && w.n_in() % 32 == 0;
 }
 
-void Residence::add_matrix(const Plan& plan, WeightId id, int group) {
+void Residence::add_matrix(const Plan& plan, WeightId id, int group, bool raw) {
   if (placed_[static_cast<size_t>(id)]) return;  // a tied weight is loaded where it is first used
   placed_[static_cast<size_t>(id)] = true;
   const Weight& w = plan.weights[static_cast<size_t>(id)];
   DeviceWeight& d = weights_[static_cast<size_t>(id)];
-  const size_t bytes = lay_out(w, can_tile(w), d);
+  const size_t tiles = lay_out(w, !raw && can_tile(w), d);
   LoadItem item = load_item(w, d);
   item.group = d.group = group;
   item.dest = d.at = size_;
   list_.items.push_back(item);
   // Tiles of one input follow each other without a gap: one run for the kernel that reads them.
-  size_ += d.tiled ? bytes : align_up(bytes);
+  size_ += d.tiled ? tiles : align_up(w.nbytes);
 }
 
 // ---- experts ---------------------------------------------------------------------------------

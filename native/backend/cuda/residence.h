@@ -62,7 +62,8 @@ class Residence {
   static size_t lay_out(const Weight& w, bool tiled, DeviceWeight& d);
   void add_vectors(const Plan& plan, const StepList& steps);
   void add_vector(const Plan& plan, WeightId id);
-  void add_matrix(const Plan& plan, WeightId id, int group);
+  /// `raw`: in the file's layout, members of a stack one after the other.
+  void add_matrix(const Plan& plan, WeightId id, int group, bool raw);
   void lay_out_experts(const Plan& plan, const StepList& steps);
   void place_experts(Device& device, const Plan& plan, const ProgramOptions& options);
   void add_experts(const Plan& plan, const Moe& op, int32_t mixture, int group, bool one_group);

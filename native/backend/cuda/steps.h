@@ -82,12 +82,23 @@ struct SwiGluStep {
 struct SigmoidGateStep {
   ValueId in = kNone, gate = kNone, out = kNone;
 };
+/// Both write states of rows beside a value, whose rows may be none.
+struct DeltaStep {
+  GatedDelta op{};
+};
+struct LatentStep {
+  LatentAttention op{};
+};
+struct HeadSliceStep {
+  HeadSlice op{};
+};
 struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
-using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
-                          SigmoidGateStep, MoeStep, SelectStep, HeadStep>;
+using Step =
+    std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
+                 SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep, HeadStep>;
 
 struct StepList {
   std::vector<Step> steps;
