@@ -14,8 +14,8 @@ SHARED = ROOT.parent / "shared"
 
 
 def reflex_command() -> list[str]:
-    """The installed command beside this interpreter, else the module."""
-    launcher = Path(sys.executable).with_name("reflex")
+    """REFLEX_LAUNCHER's command, or the one installed beside this interpreter, else the module."""
+    launcher = Path(os.environ.get("REFLEX_LAUNCHER") or Path(sys.executable).with_name("reflex"))
     return [str(launcher)] if launcher.exists() else [sys.executable, "-m", "reflex_worker"]
 
 
