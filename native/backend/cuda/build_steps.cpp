@@ -289,7 +289,11 @@ class StepBuilder {
   void emit(const SwiGlu& op, size_t) { store(SwiGluStep{op.gate, op.up, op.out}, op.out); }
   void emit(const Add& op, size_t) { store(AddStep{op.a, op.b, op.out}, op.out); }
   void emit(const SigmoidGate& op, size_t) { store(SigmoidGateStep{op.in, op.gate, op.out}, op.out); }
-  void emit(const GatedDelta& op, size_t) { store(DeltaStep{op}, op.out); }
+  void emit(const GatedDelta& op, size_t i) {
+    if (op.gate != GatedDelta::Gate::silu)
+      fail(ErrorKind::unsupported, "op %zu (GatedDelta): a sigmoid for its gate does not run on CUDA yet", i);
+    store(DeltaStep{op}, op.out);
+  }
   void emit(const LatentAttention& op, size_t i) {
     if (op.selection != kNone)
       fail(ErrorKind::unsupported, "op %zu (%s over an indexer's selection) does not run on CUDA yet", i,
