@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deepseek4
 import gguf
 import hybrid
 import numpy as np
@@ -154,18 +155,21 @@ def add_keys(
     mtp: bool = False,
 ) -> None:
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    if arch.startswith("deepseek"):
+    if arch == deepseek4.ARCH:
+        deepseek4.add_keys(w, c)
+    elif arch.startswith("deepseek"):
         add_deepseek_keys(w, arch, c, older)
     if arch in hybrid.FAMILIES:
         hybrid.add_keys(w, arch, c, older, mtp)
     own_size = head_dim != c.hidden_size // c.num_attention_heads or arch in ("qwen3", "qwen3moe")
-    explicit_head = own_size and arch not in LATENT
+    explicit_head = own_size and arch not in (*LATENT, deepseek4.ARCH)
     rope = c.rope_parameters
+    rope = rope.get("compress", rope) | {"rope_theta": rope.get("main", rope)["rope_theta"]}
     w.add_name(name)
     w.add_context_length(c.max_position_embeddings)
     w.add_block_count(c.num_hidden_layers + mtp)
     w.add_embedding_length(c.hidden_size)
-    if (n_ff := getattr(c, "intermediate_size", None)) is not None:
+    if (n_ff := getattr(c, "intermediate_size", None)) is not None and arch != deepseek4.ARCH:
         w.add_feed_forward_length(n_ff)
     w.add_head_count(c.num_attention_heads)
     w.add_head_count_kv(1 if arch in LATENT and not older else c.num_key_value_heads)
@@ -208,15 +212,17 @@ def gguf_tensors(
     state = {k: v.detach().numpy() for k, v in model.state_dict().items()}
     if c.tie_word_embeddings:
         state.pop("lm_head.weight", None)
-    if c.rope_parameters["rope_type"] == "llama3":
+    if c.rope_parameters.get("rope_type") == "llama3":
         out["rope_freqs.weight"] = llama3_divisors(c.rope_parameters, c.head_dim)
     if arch in hybrid.FAMILIES:
         state = hybrid.convert_state(arch, c, state)
     for short, long in GLOBAL_NAMES.items():
         if f"{long}.weight" in state:
             out[f"{short}.weight"] = state[f"{long}.weight"]
+    if arch == deepseek4.ARCH:
+        out |= deepseek4.tensors(c.num_hidden_layers, state)
     for i in range(c.num_hidden_layers):
-        for short, long in block_names(arch).items():
+        for short, long in ({} if arch == deepseek4.ARCH else block_names(arch)).items():
             for part in ("weight", "bias"):
                 data = state.get(f"model.layers.{i}.{long}.{part}")
                 if data is None:
@@ -242,7 +248,9 @@ def gguf_tensors(
         out |= qwen4.tensors(c, state)
     if mtp:
         out |= hybrid.mtp_block(c.num_hidden_layers, out, np.random.default_rng(0))
-    return {n: np.ascontiguousarray(d, np.float32) for n, d in out.items()}
+    return {
+        n: np.ascontiguousarray(d, np.int32 if d.dtype == np.int32 else np.float32) for n, d in out.items()
+    }
 
 
 def encode_tensors(
@@ -253,7 +261,7 @@ def encode_tensors(
     out = {}
     for name, data in tensors.items():
         small = data.ndim == 1 or "ffn_gate_inp" in name or "conv1d" in name
-        kind = Type.F32 if small else plan(name, data.shape)
+        kind = Type.F32 if small or data.dtype == np.int32 else plan(name, data.shape)
         out[name] = (encode(data, kind, rng), kind)
     return out
 
@@ -273,7 +281,7 @@ def write_gguf(
     # The query's type names the file; a layer without one (recurrent, low-rank query) has an output.
     kinds = {name: kind for name, (_, kind) in encoded.items()}
     kind = kinds.get("blk.0.attn_q.weight") or next(
-        k for n, k in kinds.items() if n.endswith("attn_output.weight")
+        k for n, k in kinds.items() if n.endswith(("attn_output.weight", "attn_output_b.weight"))
     )
     w.add_file_type(FILE_TYPES.get(kind, gguf.LlamaFileType.GUESSED))
     if vocabulary == "spm":

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import deepseek4
 import gguf
 import hybrid
 import numpy as np
@@ -32,6 +33,7 @@ ARCHITECTURES = {
     "deepseek": "Llama",  # with DeepseekMoe for a feed-forward part
     "deepseek2": "DeepseekV2",  # or DeepseekV3, see family()
     "deepseek32": "DeepseekV32",
+    "deepseek4": "DeepseekV4",
 }
 LATENT = ("deepseek2", "deepseek32")  # attention over one compressed state a token
 GATING_SOFTMAX, GATING_SIGMOID = 1, 2  # expert_gating_func
@@ -132,8 +134,14 @@ class Checkpoint:
 def read_gguf(path: Path) -> Checkpoint:
     reader = gguf.GGUFReader(path)
     keys = {name: field.contents() for name, field in reader.fields.items()}
-    tensors = {t.name: gguf.dequantize(t.data, t.tensor_type).astype(np.float32) for t in reader.tensors}
+    tensors = {t.name: values(t) for t in reader.tensors}
     return Checkpoint(keys, tensors)
+
+
+def values(t: gguf.ReaderTensor) -> np.ndarray:
+    if t.tensor_type == gguf.GGMLQuantizationType.I32:
+        return np.array(t.data)
+    return gguf.dequantize(t.data, t.tensor_type).astype(np.float32)
 
 
 def rope_parameters(c: Checkpoint) -> dict[str, Any]:
@@ -172,6 +180,8 @@ def expert_shape(c: Checkpoint) -> dict[str, Any]:
     """
     if c.get("expert_count") is None:
         return {}
+    if c.arch == deepseek4.ARCH:
+        return deepseek4.shape(c)
     if c.arch.startswith("deepseek"):
         return deepseek_shape(c)
     return {
@@ -324,6 +334,8 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
     if c.arch in hybrid.FAMILIES:
         hybrid.without_mtp(c)
         shape |= hybrid.shape(c)
+    if c.arch == deepseek4.ARCH:  # the other name of moe_intermediate_size
+        del shape["intermediate_size"]
     gating = c.get("expert_gating_func", GATING_SOFTMAX)
     eps = c.get("latent_eps", LATENT_EPS), c.get("l2_eps", hybrid.L2_EPS)
     model = make_model(c.arch, gating, shape | expert_shape(c), *eps)
@@ -336,7 +348,7 @@ def reference_model(path: Path) -> transformers.PreTrainedModel:
     for name, data in c.tensors.items():
         if c.arch in ("llama", "deepseek") and name.split(".")[-2] in ("attn_q", "attn_k"):
             data = unpermute_rows(data, n_heads if "attn_q" in name else n_kv_heads)
-        own = None
+        own = deepseek4.hf_name(name) if c.arch == deepseek4.ARCH else None
         if c.arch in hybrid.FAMILIES:
             own, data = hybrid.state_of(c, name)
         state[own or hf_name(name, c.arch)] = torch.from_numpy(np.ascontiguousarray(data))

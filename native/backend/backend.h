@@ -132,12 +132,15 @@ struct SigmoidGate {
 
 /// A mixture of experts. From the router's logits (E per row), scores = gating(logits); the n_used
 /// best experts by score + bias are chosen, ties to the lower id, where groups are set only out of
-/// the n_groups_used best groups of E / n_groups neighbours. Their weights are their scores, divided
+/// the n_groups_used best groups of E / n_groups neighbours; or, with `of_token`, the n_used that it
+/// holds for the row's token, whatever the scores. Their weights are their scores, divided
 /// by the scores' sum where `renormalise` says, times `scale`; then, in ascending order of e,
 /// y[r] = sum_e weight[r, e] * down[e] (silu(gate[e] x[r]) * up[e] x[r])
-/// x, y (R, d); gate, up: ne = {d, F, E}; down: ne = {F, d, E}; bias (E) or kNone
+/// x, y (R, d); gate, up: ne = {d, F, E}; down: ne = {F, d, E}; bias (E) or kNone; of_token: I32,
+/// ne = {n_used, V}, or kNone. A limit above 0: gate[e] x[r] at most that, up[e] x[r] within +- that.
 struct Moe {
-  enum class Gating : uint8_t { softmax, sigmoid };
+  /// sqrt_softplus: sqrt(log(1 + e^x))
+  enum class Gating : uint8_t { softmax, sigmoid, sqrt_softplus };
   enum class GroupScore : uint8_t { maximum, best_two };  ///< a group's: its best, or its two best summed
   ValueId in, router, out;
   WeightId gate, up, down;
@@ -148,6 +151,8 @@ struct Moe {
   GroupScore group_score = GroupScore::maximum;
   bool renormalise = false;
   float scale = 1.0f;
+  WeightId of_token = kNone;
+  float limit = 0.0f;
 };
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a state of C + P values a token:
@@ -180,12 +185,100 @@ struct LayerNorm {
 /// score[r, s] = sum_h weights[r, h] * relu(query[r, h] . K[s]),
 /// out[r] = the slots of the top_k best scores, or of all where there are fewer: NaN is the worst, ties go
 /// to the earlier slot; ascending, as the bits of int32, then -1. A positive factor on a row's weights or
-/// query changes nothing.
+/// query changes nothing. Without a key (kNone) the state is that of a Compressor's entries, of the same
+/// ratio: s runs over the slots in which the row's entries lie.
 /// query (R or O, H * D); weights (as query, H); key (R, D); out (as query, top_k)
 struct Indexer {
   ValueId query, weights, key, out;
   StateId state;
   int32_t n_heads, head_dim, top_k;
+  int32_t ratio = 1;  ///< above 1 without a key
+};
+
+// Of DeepSeek-V4 (transformers: models/deepseek_v4).
+
+/// One entry for every `ratio` rows of a sequence. A row that is number t of its ancestors, from 0, keeps
+/// [kv | gate + ape[t mod ratio]] in its slot of `raw`. Where t + 1 = ratio * (i + 1), it ends block i and
+/// writes entry i to its slot of `entries`, from value `offset` on: norm(c), its last values rotated as at
+/// position ratio * i, with c[d] = sum_j softmax_j(gate[j, d]) * kv[j, d], j over the rows of the block.
+/// With `overlap`, kv and gate are twice as wide: the second halves count for the row's own block, the first
+/// halves for the one after it, so that j runs over the rows of blocks i - 1 (where there is one) and i.
+/// kv, gate (R, C), C = D, or 2 D with overlap; ape: ne = {C, ratio}; norm (D); raw: 2 C per token
+struct Compressor {
+  ValueId kv, gate;
+  WeightId ape, norm;
+  RopeId rope;
+  StateId raw, entries;
+  int32_t head_dim, ratio, offset;
+  bool overlap;
+  float eps;
+};
+
+/// Attention of many heads to one key that is the value too, over a window and a Compressor's entries.
+/// Each row writes kv to its slot; then, with x over the kv of its last `window` ancestors, itself included,
+/// and, with a ratio, over its entries (those of the selection, where there is one):
+/// o[r, h] = sum_x p[x] x,  p = softmax of scale * q[r, h] . x and of one more logit, sinks[h]
+/// q, out (R or O, H * D); kv (R, D); sinks (H); state: D per token, with a ratio 2 D: [kv | entry]
+struct WindowAttention {
+  ValueId q, kv, out;
+  WeightId sinks;
+  StateId state;
+  int32_t n_heads, head_dim, window;
+  float scale;
+  int32_t ratio = 0;
+  ValueId selection = kNone;  ///< of an Indexer of the same ratio, on the rows of q
+};
+
+/// y[r, g] = x[r, g] * rsqrt(mean(x[r, g]^2) + eps)    over groups of `group` values
+struct UnitNorm {
+  ValueId in, out;
+  int32_t group;
+  float eps;
+};
+
+/// y = x with the last n_rot values of each head rotated by the row's position, by its negative in `inverse`
+struct TailRope {
+  ValueId in, out;
+  RopeId rope;
+  int32_t n_heads;
+  bool inverse;
+};
+
+/// y[r, g] = W[g] x[r, g] for n_groups equal parts of x and y; W: ne = {width of x / n_groups, width of y}
+struct GroupedLinear {
+  ValueId in, out;
+  WeightId weight;
+  int32_t n_groups;
+};
+
+/// y = silu(min(gate, limit)) * max(-limit, min(up, limit))
+struct ClampedSwiGlu {
+  ValueId gate, up, out;
+  float limit;
+};
+
+/// The weights of hyper-connections over n streams (mHC, arXiv 2512.24880). x = [pre | post | comb], each
+/// part times its scale, plus base: pre = sigmoid + eps; post = 2 sigmoid; comb (from, to) = softmax over
+/// `to`, + eps, divided by its sums over `from`, + eps; then, n_iterations - 1 times, by those over `to` and
+/// those over `from`. x, y (R or O, n + n + n * n), or pre alone (R or O, n); base as wide; scale (3), or (1)
+struct HyperWeights {
+  ValueId in, out;
+  WeightId scale, base;
+  int32_t n_streams, n_iterations;
+  float eps;
+};
+
+/// y[r] = sum_s pre[r, s] * streams[r, s]              streams (R or O, n * d); weights of HyperWeights; y
+/// (as streams, d)
+struct HyperRead {
+  ValueId streams, weights, out;
+  int32_t n_streams;
+};
+
+/// y[r, to] = post[r, to] * x[r] + sum_from comb[r, from, to] * streams[r, from]
+struct HyperWrite {
+  ValueId streams, weights, in, out;
+  int32_t n_streams;
 };
 
 /// y[r, h] = x[r, h, begin : begin + count]              x (R, n_heads * any); y (R, n_heads * count)
@@ -317,10 +410,11 @@ struct Head {
   WeightId bias = kNone;
 };
 
-using Op =
-    std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head, SigmoidGate, Moe,
-                 LatentAttention, HeadSlice, GatedDelta, LayerNorm, Indexer, Repeat, StreamNorm, Silu,
-                 StreamMix, StreamInject, StreamGate, NgramEmbed, CausalConv, BlockAttention, Concat>;
+using Op = std::variant<Embed, RmsNorm, Linear, Rope, Attention, SwiGlu, Add, SelectOutputs, Head,
+                        SigmoidGate, Moe, LatentAttention, HeadSlice, GatedDelta, LayerNorm, Indexer, Repeat,
+                        StreamNorm, Silu, StreamMix, StreamInject, StreamGate, NgramEmbed, CausalConv,
+                        BlockAttention, Concat, Compressor, WindowAttention, UnitNorm, TailRope,
+                        GroupedLinear, ClampedSwiGlu, HyperWeights, HyperRead, HyperWrite>;
 
 /// "Linear": for errors.
 const char* op_name(const Op& op);

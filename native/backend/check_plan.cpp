@@ -1,6 +1,7 @@
 // A plan against itself: ids in range, widths that fit, weights of the right shape and a type that
 // can be computed with. After this no step needs to look again.
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "backend/backend.h"
@@ -11,6 +12,8 @@ namespace reflex {
 namespace {
 
 constexpr int32_t kMaxExactInteger = 1 << 24;  // up to which f32 holds every integer
+constexpr int32_t kMaxStreams = 64;
+int32_t hyper_width(int32_t n_streams) { return (2 + n_streams) * n_streams; }
 
 class Checker {
  public:
@@ -135,11 +138,17 @@ class Checker {
     if (dim < 1 || static_cast<int64_t>(heads) * dim != v.width)
       bad(format("%s: expected width %d * %d, found %d", role, heads, dim, v.width));
   }
-  void state(StateId id, const char* role, int32_t want) const {
+  const StateSpec& per_token(StateId id, const char* role) const {
     if (id < 0 || static_cast<size_t>(id) >= plan_.states.size())
       bad(format("%s is state %d, expected one of %zu", role, id, plan_.states.size()));
     const StateSpec& s = plan_.states[static_cast<size_t>(id)];
-    if (s.kind != StateSpec::Kind::per_token || s.width != want)
+    if (s.kind != StateSpec::Kind::per_token)
+      bad(format("%s ('%s'): expected a state per token", role, s.name.c_str()));
+    return s;
+  }
+  void state(StateId id, const char* role, int32_t want) const {
+    const StateSpec& s = per_token(id, role);
+    if (s.width != want)
       bad(format("%s ('%s'): expected %d values per token, found %d", role, s.name.c_str(), want, s.width));
   }
   void check(const SwiGlu& op) {
@@ -178,6 +187,24 @@ class Checker {
     shape(op.up, "up", in.width, n_ff, op.n_experts);
     shape(op.down, "down", n_ff, in.width, op.n_experts);
     optional_vector(op.bias, "bias", op.n_experts);
+    if (op.of_token != kNone) experts_of_tokens(op);
+  }
+  // The file's numbers are indices: none may lead out of the stacks.
+  void experts_of_tokens(const Moe& op) const {
+    const Weight& w = weight(op.of_token, "of_token");
+    const auto n = static_cast<size_t>(op.n_used) * static_cast<size_t>(plan_.n_vocab);
+    if (w.type != GgmlType::I32 || w.ne[0] != op.n_used || w.ne[1] != plan_.n_vocab || w.ne[2] != 1 ||
+        w.ne[3] != 1 || !w.data || w.nbytes < n * sizeof(int32_t))
+      fail(ErrorKind::gguf, "tensor '%s' (of_token): expected I32 of shape [%d, %d], found [%lld, %lld]",
+           w.name.c_str(), op.n_used, plan_.n_vocab, static_cast<long long>(w.ne[0]),
+           static_cast<long long>(w.ne[1]));
+    for (size_t i = 0; i < n; ++i) {
+      int32_t e = 0;
+      std::memcpy(&e, static_cast<const uint8_t*>(w.data) + i * sizeof e, sizeof e);
+      if (e < 0 || e >= op.n_experts)
+        fail(ErrorKind::gguf, "tensor '%s': expected experts below %d, found %d for token %zu",
+             w.name.c_str(), op.n_experts, e, i / static_cast<size_t>(op.n_used));
+    }
   }
   void check(const LatentAttention& op) {
     const ValueSpec& q = input(op.q, "q");
@@ -196,7 +223,7 @@ class Checker {
     if (plan_.ropes[static_cast<size_t>(op.rope)].n_rot != op.rope_dim)
       bad(format("rope: expected to turn all %d values", op.rope_dim));
     shape(op.norm, "norm", op.n_latent, 1);
-    if (op.selection != kNone) selection(op.selection, q.rows);
+    if (op.selection != kNone) selection(op.selection, q.rows, 1);
     if (op.kv_b != kNone) {
       shape(op.kv_b, "kv_b", op.n_latent, static_cast<int64_t>(op.n_heads) * (op.nope_dim + op.v_head_dim));
     } else {
@@ -205,13 +232,14 @@ class Checker {
     }
   }
   // Slots are read as they stand there: nobody but an Indexer may have written them.
-  void selection(ValueId id, Rows rows) const {
+  void selection(ValueId id, Rows rows, int32_t ratio) const {
     const ValueSpec& v = input(id, "selection");
-    const bool indexed = std::any_of(plan_.ops.begin(), plan_.ops.end(), [id](const Op& o) {
+    const bool indexed = std::any_of(plan_.ops.begin(), plan_.ops.end(), [&](const Op& o) {
       const auto* indexer = std::get_if<Indexer>(&o);
-      return indexer && indexer->out == id;
+      return indexer && indexer->out == id && indexer->ratio == ratio;
     });
-    if (!indexed || v.rows != rows) bad("selection: expected an Indexer's result on the rows of q");
+    if (!indexed || v.rows != rows)
+      bad(format("selection: expected the result of an Indexer of ratio %d on the rows of q", ratio));
   }
   void check(const LayerNorm& op) {
     const ValueSpec& in = input(op.in, "in");
@@ -222,18 +250,113 @@ class Checker {
   void check(const Indexer& op) {
     const ValueSpec& query = input(op.query, "query");
     const ValueSpec& weights = input(op.weights, "weights");
-    const ValueSpec& key = input(op.key, "key");
     const ValueSpec& out = output(op.out);
     if (op.n_heads < 1 || op.top_k < 1)
       bad(format("expected 1 or more heads and slots, found %d and %d", op.n_heads, op.top_k));
+    if (op.key != kNone ? op.ratio != 1 : op.ratio < 2)
+      bad(format("ratio: expected 1 with a key and more without, found %d", op.ratio));
     width(query, "query", op.n_heads, op.head_dim);
     width(weights, "weights", op.n_heads, 1);
-    width(key, "key", 1, op.head_dim);
     width(out, "out", 1, op.top_k);
-    if (key.rows != Rows::all) bad("key: expected all rows");
+    if (op.key != kNone) {
+      const ValueSpec& key = input(op.key, "key");
+      width(key, "key", 1, op.head_dim);
+      if (key.rows != Rows::all) bad("key: expected all rows");
+    }
     if (weights.rows != query.rows || out.rows != query.rows)
       bad("weights and out: expected the same rows as query");
-    state(op.state, "state", key.width);
+    state(op.state, "state", op.head_dim);
+  }
+  void check(const Compressor& op) {
+    const ValueSpec& kv = input(op.kv, "kv");
+    same(input(op.gate, "gate"), kv, "gate");
+    if (op.head_dim < 2 || op.ratio < 2 || op.offset < 0)
+      bad(format("expected 2 or more values and rows, found %d, %d and offset %d", op.head_dim, op.ratio,
+                 op.offset));
+    width(kv, "kv", op.overlap ? 2 : 1, op.head_dim);
+    if (kv.rows != Rows::all) bad("kv and gate: expected all rows");
+    shape(op.ape, "ape", kv.width, op.ratio);
+    shape(op.norm, "norm", op.head_dim, 1);
+    rope_table(op.rope, op.head_dim);
+    state(op.raw, "raw", 2 * kv.width);
+    const StateSpec& entries = per_token(op.entries, "entries");
+    if (entries.width - op.head_dim < op.offset)
+      bad(format("entries ('%s'): expected room for %d values from %d on, found %d per token",
+                 entries.name.c_str(), op.head_dim, op.offset, entries.width));
+  }
+  void check(const WindowAttention& op) {
+    const ValueSpec& q = input(op.q, "q");
+    const ValueSpec& kv = input(op.kv, "kv");
+    same(output(op.out), q, "out");
+    if (op.n_heads < 1 || op.window < 1 || op.ratio < 0 || op.ratio == 1)
+      bad(format("expected heads, a window and no ratio of 1, found %d, %d and %d", op.n_heads, op.window,
+                 op.ratio));
+    width(q, "q", op.n_heads, op.head_dim);
+    width(kv, "kv", 1, op.head_dim);
+    if (kv.rows != Rows::all) bad("kv: expected all rows");
+    shape(op.sinks, "sinks", op.n_heads, 1);
+    state(op.state, "state", (op.ratio > 0 ? 2 : 1) * op.head_dim);
+    if (op.selection == kNone) return;
+    if (op.ratio == 0) bad("selection: expected none without a ratio");
+    selection(op.selection, q.rows, op.ratio);
+  }
+  void check(const UnitNorm& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+    if (op.group < 1 || in.width % op.group != 0)
+      bad(format("group: expected a divisor of width %d, found %d", in.width, op.group));
+  }
+  void check(const TailRope& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+    if (op.n_heads < 1 || in.width % op.n_heads != 0)
+      bad(format("n_heads: expected a divisor of width %d, found %d", in.width, op.n_heads));
+    rope_table(op.rope, in.width / op.n_heads);
+  }
+  void check(const GroupedLinear& op) {
+    const ValueSpec& in = input(op.in, "in");
+    const ValueSpec& out = output(op.out);
+    if (op.n_groups < 1 || in.width % op.n_groups != 0 || out.width % op.n_groups != 0 || in.rows != out.rows)
+      bad(format("n_groups: expected a divisor of widths %d and %d on the same rows, found %d", in.width,
+                 out.width, op.n_groups));
+    shape(op.weight, "weight", in.width / op.n_groups, out.width);
+  }
+  void check(const ClampedSwiGlu& op) {
+    const ValueSpec& gate = input(op.gate, "gate");
+    same(input(op.up, "up"), gate, "up");
+    same(output(op.out), gate, "out");
+    if (!(op.limit > 0)) bad("limit: expected a positive number");
+  }
+  void check(const HyperWeights& op) {
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), in, "out");
+    if (op.n_streams < 1 || op.n_streams > kMaxStreams || op.n_iterations < 1)
+      bad(format("expected 1 to %d streams and 1 or more iterations, found %d and %d", kMaxStreams,
+                 op.n_streams, op.n_iterations));
+    const bool pre_alone = in.width == op.n_streams;
+    if (!pre_alone && in.width != hyper_width(op.n_streams))
+      bad(format("in: expected width %d or %d, found %d", op.n_streams, hyper_width(op.n_streams), in.width));
+    shape(op.scale, "scale", pre_alone ? 1 : 3, 1);
+    shape(op.base, "base", in.width, 1);
+  }
+  void check(const HyperRead& op) {
+    const ValueSpec& streams = input(op.streams, "streams");
+    const ValueSpec& weights = input(op.weights, "weights");
+    const ValueSpec& out = output(op.out);
+    if (op.n_streams < 1 || weights.width < op.n_streams)
+      bad(format("weights: expected %d or more, found %d", op.n_streams, weights.width));
+    width(streams, "streams", op.n_streams, out.width);
+    if (weights.rows != streams.rows || out.rows != streams.rows) bad("expected the same rows in all");
+  }
+  void check(const HyperWrite& op) {
+    const ValueSpec& streams = input(op.streams, "streams");
+    const ValueSpec& weights = input(op.weights, "weights");
+    const ValueSpec& in = input(op.in, "in");
+    same(output(op.out), streams, "out");
+    if (op.n_streams < 1 || weights.width != hyper_width(op.n_streams))
+      bad(format("weights: expected %d, found %d", hyper_width(op.n_streams), weights.width));
+    width(streams, "streams", op.n_streams, in.width);
+    if (weights.rows != streams.rows || in.rows != streams.rows) bad("expected the same rows in all");
   }
   void check(const HeadSlice& op) {
     const ValueSpec& in = input(op.in, "in");
@@ -410,13 +533,15 @@ class Checker {
 }  // namespace
 
 const char* op_name(const Op& op) {
-  static const char* const names[] = {"Embed",          "RmsNorm",     "Linear",     "Rope",
-                                      "Attention",      "SwiGlu",      "Add",        "SelectOutputs",
-                                      "Head",           "SigmoidGate", "Moe",        "LatentAttention",
-                                      "HeadSlice",      "GatedDelta",  "LayerNorm",  "Indexer",
-                                      "Repeat",         "StreamNorm",  "Silu",       "StreamMix",
-                                      "StreamInject",   "StreamGate",  "NgramEmbed", "CausalConv",
-                                      "BlockAttention", "Concat"};
+  static const char* const names[] = {"Embed",          "RmsNorm",     "Linear",        "Rope",
+                                      "Attention",      "SwiGlu",      "Add",           "SelectOutputs",
+                                      "Head",           "SigmoidGate", "Moe",           "LatentAttention",
+                                      "HeadSlice",      "GatedDelta",  "LayerNorm",     "Indexer",
+                                      "Repeat",         "StreamNorm",  "Silu",          "StreamMix",
+                                      "StreamInject",   "StreamGate",  "NgramEmbed",    "CausalConv",
+                                      "BlockAttention", "Concat",      "Compressor",    "WindowAttention",
+                                      "UnitNorm",       "TailRope",    "GroupedLinear", "ClampedSwiGlu",
+                                      "HyperWeights",   "HyperRead",   "HyperWrite"};
   static_assert(std::variant_size_v<Op> == sizeof(names) / sizeof(names[0]));
   return names[op.index()];
 }

@@ -73,6 +73,19 @@ WeightId Builder::stack(const std::string& name, int64_t n_in, int64_t n_out, in
   return bind(require(file_, name, n_in, n_out, n_members));
 }
 
+WeightId Builder::indices(const std::string& name, int64_t n_in, int64_t n_out) {
+  const gguf::TensorInfo* t = file_.find_tensor(name);
+  if (!t)
+    fail(ErrorKind::gguf, "tensor '%s' is missing (expected I32 of shape [%lld, %lld])", name.c_str(),
+         static_cast<long long>(n_in), static_cast<long long>(n_out));
+  if (t->type != GgmlType::I32 || t->ne[0] != static_cast<uint64_t>(n_in) ||
+      t->ne[1] != static_cast<uint64_t>(n_out))
+    fail(ErrorKind::gguf, "tensor '%s': expected I32 of shape [%lld, %lld], found %s of shape %s",
+         name.c_str(), static_cast<long long>(n_in), static_cast<long long>(n_out), type_info(t->type).name,
+         shape_text(t->ne, t->n_dims).c_str());
+  return bind(*t);
+}
+
 WeightId Builder::vector(const std::string& name, int64_t n) { return bind(require_f32(file_, name, n)); }
 
 std::vector<float> Builder::host_vector(const std::string& name, int64_t n) {
@@ -176,9 +189,12 @@ ValueId Builder::layer_norm(ValueId x, WeightId w, WeightId bias, float eps) {
   return push(spec(x).width, spec(x).rows, LayerNorm{x, kNone, w, bias, eps});
 }
 
+StateId Builder::state_per_token(int32_t layer, const char* name, int32_t width) {
+  return state(layer, name, StateSpec::Kind::per_token, width, false);
+}
+
 ValueId Builder::indexer(int32_t layer, Indexer op) {
-  op.state = static_cast<StateId>(plan_.states.size());
-  plan_.states.push_back({block_name(layer, "index"), StateSpec::Kind::per_token, op.head_dim, false});
+  if (op.key != kNone) op.state = state_per_token(layer, "index", op.head_dim);
   return push(op.top_k, spec(op.query).rows, op);
 }
 
@@ -232,6 +248,39 @@ ValueId Builder::block_attention(int32_t layer, BlockAttention op) {
   op.v_state = state(layer, "v", StateSpec::Kind::per_token, spec(op.v).width, false);
   op.index_state = state(layer, "index", StateSpec::Kind::per_token, spec(op.index_k).width, false);
   return push(op.n_heads * op.v_head_dim, spec(op.q).rows, op);
+}
+
+void Builder::compressor(Compressor op) { plan_.ops.emplace_back(op); }
+
+ValueId Builder::window_attention(WindowAttention op) { return push(spec(op.q).width, spec(op.q).rows, op); }
+
+ValueId Builder::unit_norm(ValueId x, int32_t group, float eps) {
+  return push(spec(x).width, spec(x).rows, UnitNorm{x, kNone, group, eps});
+}
+
+ValueId Builder::tail_rope(ValueId x, RopeId table, int32_t n_heads, bool inverse) {
+  return push(spec(x).width, spec(x).rows, TailRope{x, kNone, table, n_heads, inverse});
+}
+
+ValueId Builder::grouped_linear(ValueId x, WeightId w, int32_t n_groups) {
+  const auto n_out = static_cast<int32_t>(plan_.weights[static_cast<size_t>(w)].n_out());
+  return push(n_out, spec(x).rows, GroupedLinear{x, kNone, w, n_groups});
+}
+
+ValueId Builder::clamped_swiglu(ValueId gate, ValueId up, float limit) {
+  if (limit == 0) return swiglu(gate, up);
+  return push(spec(gate).width, spec(gate).rows, ClampedSwiGlu{gate, up, kNone, limit});
+}
+
+ValueId Builder::hyper_weights(HyperWeights op) { return push(spec(op.in).width, spec(op.in).rows, op); }
+
+ValueId Builder::hyper_read(ValueId streams, ValueId weights, int32_t n_streams) {
+  return push(spec(streams).width / n_streams, spec(streams).rows,
+              HyperRead{streams, weights, kNone, n_streams});
+}
+
+ValueId Builder::hyper_write(ValueId streams, ValueId weights, ValueId x, int32_t n_streams) {
+  return push(spec(streams).width, spec(streams).rows, HyperWrite{streams, weights, x, kNone, n_streams});
 }
 
 ValueId Builder::select_outputs(ValueId x) {

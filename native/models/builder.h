@@ -21,6 +21,8 @@ class Builder {
   WeightId matrix(const std::string& name, int64_t n_in, int64_t n_out);
   /// n_members matrices (n_out, n_in) in one tensor: an expert stack, or a matrix per head
   WeightId stack(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_members);
+  /// n_out rows of n_in indices, in I32
+  WeightId indices(const std::string& name, int64_t n_in, int64_t n_out);
   /// (n) in F32, as the converter keeps every 1-D tensor
   WeightId vector(const std::string& name, int64_t n);
   /// the same, or kNone where the file has none
@@ -49,10 +51,23 @@ class Builder {
   /// `count` values of each head from its `begin`-th
   ValueId head_slice(ValueId x, int32_t n_heads, int32_t begin, int32_t count);
   ValueId layer_norm(ValueId x, WeightId w, WeightId bias, float eps);
-  /// of op: all but out and state; adds the layer's state "blk.N.index"
+  /// of op: all but out and, with a key, the state: then adds "blk.N.index"
   ValueId indexer(int32_t layer, Indexer op);
   /// a's values, then b's
   ValueId concat(ValueId a, ValueId b);
+  StateId state_per_token(int32_t layer, const char* name, int32_t width);
+  void compressor(Compressor op);
+  /// of op: all but out
+  ValueId window_attention(WindowAttention op);
+  ValueId unit_norm(ValueId x, int32_t group, float eps);
+  ValueId tail_rope(ValueId x, RopeId table, int32_t n_heads, bool inverse);
+  ValueId grouped_linear(ValueId x, WeightId w, int32_t n_groups);
+  /// limit 0: none
+  ValueId clamped_swiglu(ValueId gate, ValueId up, float limit);
+  /// of op: all but out
+  ValueId hyper_weights(HyperWeights op);
+  ValueId hyper_read(ValueId streams, ValueId weights, int32_t n_streams);
+  ValueId hyper_write(ValueId streams, ValueId weights, ValueId x, int32_t n_streams);
   /// of op: all but out and the states; adds the layer's states "blk.N.conv" and "blk.N.delta"
   ValueId gated_delta(int32_t layer, GatedDelta op);
   ValueId repeat(ValueId x, int32_t n);

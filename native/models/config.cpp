@@ -57,19 +57,29 @@ RopeScaling read_rope_scaling(const gguf::File& file, const Keys& keys, int32_t 
   return s;
 }
 
+// Whether a block at the end that nextn_predict_layers may mean is one: some files count such blocks in
+// block_count and some do not, but they have tensors of their own, or were left out altogether.
+bool predicts_further(const gguf::File& file, int32_t layer) {
+  const std::string block = "blk." + std::to_string(layer) + ".";
+  if (!file.find_tensor(block + "attn_norm.weight")) return true;
+  return std::any_of(file.tensors().begin(), file.tensors().end(), [&](const gguf::TensorInfo& t) {
+    return t.name.substr(0, block.size() + 6) == block + "nextn.";
+  });
+}
+
 }  // namespace
 
 Config read_config(const gguf::File& file) {
   Config c;
   c.arch = std::string(file.require_string("general.architecture"));
   const Keys keys(file, c.arch);
-  c.n_layers = keys.require("block_count", kMaxLayers);
+  const int32_t block_count = c.n_layers = keys.require("block_count", kMaxLayers);
   // The last blocks may be there to predict further tokens at once: they take no part in the logits.
   const int32_t n_next = keys.get("nextn_predict_layers", 0, kMaxLayers, 0);
   if (n_next >= c.n_layers)
     fail(ErrorKind::gguf, "key '%s': expected less than the %d blocks, found %d",
          keys.name("nextn_predict_layers").c_str(), c.n_layers, n_next);
-  c.n_layers -= n_next;
+  while (c.n_layers > block_count - n_next && predicts_further(file, c.n_layers - 1)) --c.n_layers;
   c.n_embd = keys.require("embedding_length", kMaxWidth);
   c.n_heads = uniform(file, keys, "attention.head_count", 0, kMaxHeads);
   if (c.n_heads == 0) fail(ErrorKind::gguf, "key '%s' is missing", keys.name("attention.head_count").c_str());

@@ -155,14 +155,23 @@ class Evaluator {
   }
 
   // Scores of one row's experts, then those chosen: plain loops over sorted pairs.
-  std::vector<double> expert_weights(const reflex::Moe& o, const std::vector<double>& logits) const {
+  std::vector<double> expert_weights(const reflex::Moe& o, const std::vector<double>& logits,
+                                     int32_t token) const {
     const auto n = static_cast<size_t>(o.n_experts), size = n / static_cast<size_t>(o.n_groups);
     std::vector<double> score(n), weight_of(n, 0.0);
     double total = 0;
     for (size_t e = 0; e < n; ++e) total += std::exp(logits[e]);
-    for (size_t e = 0; e < n; ++e)
-      score[e] = o.gating == reflex::Moe::Gating::softmax ? std::exp(logits[e]) / total
-                                                          : 1.0 / (1.0 + std::exp(-logits[e]));
+    for (size_t e = 0; e < n; ++e) switch (o.gating) {
+        case reflex::Moe::Gating::softmax:
+          score[e] = std::exp(logits[e]) / total;
+          break;
+        case reflex::Moe::Gating::sigmoid:
+          score[e] = 1.0 / (1.0 + std::exp(-logits[e]));
+          break;
+        case reflex::Moe::Gating::sqrt_softplus:
+          score[e] = std::sqrt(std::log(1.0 + std::exp(logits[e])));
+          break;
+      }
     const std::vector<double> bias = o.bias == kNone ? std::vector<double>(n, 0.0) : row(weight(o.bias), 0);
     using Ranked = std::vector<std::pair<double, size_t>>;  // (minus the score, index): best first
     Ranked groups, experts;
@@ -180,10 +189,14 @@ class Evaluator {
         experts.emplace_back(-(score[e] + bias[e]), e);
     std::sort(experts.begin(), experts.end());
     experts.resize(static_cast<size_t>(o.n_used));
+    if (o.of_token != kNone) {
+      const auto* ids = static_cast<const int32_t*>(weight(o.of_token).data) + token * o.n_used;
+      for (size_t k = 0; k < experts.size(); ++k) experts[k].second = static_cast<size_t>(ids[k]);
+    }
     double sum = 0;
     for (const auto& x : experts) sum += score[x.second];
     for (const auto& x : experts)
-      weight_of[x.second] = score[x.second] / (o.renormalise ? sum : 1.0) * static_cast<double>(o.scale);
+      weight_of[x.second] += score[x.second] / (o.renormalise ? sum : 1.0) * static_cast<double>(o.scale);
     return weight_of;
   }
 
@@ -197,16 +210,23 @@ class Evaluator {
     return y;
   }
 
+  static void clamp(double& gate, double& up, float limit) {
+    gate = std::min(gate, static_cast<double>(limit));
+    up = std::clamp(up, -static_cast<double>(limit), static_cast<double>(limit));
+  }
+
   void eval(const reflex::Moe& o) {
     Matrix out;
     for (size_t i = 0; i < value(o.in).size(); ++i) {
       const std::vector<double>& x = value(o.in)[i];
-      const std::vector<double> w = expert_weights(o, value(o.router)[i]);
+      const std::vector<double> w =
+          expert_weights(o, value(o.router)[i], pass_->tokens[static_cast<size_t>(pass_row(o.in, i))]);
       std::vector<double> y(x.size(), 0.0);
       for (size_t e = 0; e < w.size(); ++e) {
         if (w[e] == 0) continue;
         std::vector<double> h = member_product(o.gate, e, x);
-        const std::vector<double> up = member_product(o.up, e, x);
+        std::vector<double> up = member_product(o.up, e, x);
+        for (size_t j = 0; j < h.size() && o.limit > 0; ++j) clamp(h[j], up[j], o.limit);
         for (size_t j = 0; j < h.size(); ++j) h[j] *= up[j] / (1.0 + std::exp(-h[j]));
         const std::vector<double> down = member_product(o.down, e, h);
         for (size_t j = 0; j < y.size(); ++j) y[j] += w[e] * down[j];
@@ -244,11 +264,14 @@ class Evaluator {
   }
 
   void eval(const reflex::Indexer& o) {
-    const Matrix& keys = written(o.state, value(o.key));
+    const Matrix& keys = o.key == kNone ? states_[o.state] : written(o.state, value(o.key));
+    const auto ratio = static_cast<size_t>(o.ratio);
     Matrix out;
     for (size_t i = 0; i < value(o.query).size(); ++i) {
       std::vector<std::pair<double, size_t>> ranked;  // (minus the score, slot)
-      for (size_t s : seen_by(o.query, i)) {
+      const std::vector<size_t> seen = seen_by(o.query, i);
+      for (size_t n = ratio; n <= seen.size(); n += ratio) {
+        const size_t s = seen[n - 1];
         double score = 0;
         for (size_t h = 0; h < static_cast<size_t>(o.n_heads); ++h) {
           double dot = 0;
@@ -286,6 +309,15 @@ class Evaluator {
   }
   void rotate_at(std::vector<double>& x, size_t at, reflex::RopeId id, int32_t number) const {
     rotate(plan_.ropes[static_cast<size_t>(id)], number, &x[at]);
+  }
+  void turn(std::vector<double>& x, size_t at, reflex::RopeId id, int32_t position, int sign) const {
+    const reflex::RopeSpec& spec = plan_.ropes[static_cast<size_t>(id)];
+    for (size_t k = 0; k < spec.inv_freq.size(); ++k) {  // adjacent pairs
+      const auto angle = sign * static_cast<double>(static_cast<float>(position) * spec.inv_freq[k]);
+      const double a = x[at + 2 * k], b = x[at + 2 * k + 1];
+      x[at + 2 * k] = a * std::cos(angle) - b * std::sin(angle);
+      x[at + 2 * k + 1] = b * std::cos(angle) + a * std::sin(angle);
+    }
   }
 
   /// Kb[h] (N, C), or Vb[h] (V, C) where `values`.
@@ -583,6 +615,9 @@ class Evaluator {
     attend(o, chosen);
   }
 
+  // ---- of DeepSeek-V4: eval() of Compressor to HyperWrite ----
+#include "cpu_reference_deepseek4.inc"
+
   /// Ops without a reference here: their own tests bring one.
   template <class Other>
   void eval(const Other& o) {
@@ -598,6 +633,7 @@ class Evaluator {
   const reflex::Pass* pass_ = nullptr;
   std::vector<Matrix> values_;
   std::map<reflex::StateId, Matrix> states_;
+  std::map<reflex::StateId, Matrix> entries_;                // of Compressors; empty where a slot holds none
   std::map<reflex::StateId, std::vector<DeltaSlot>> delta_;  // by delta_state
   std::vector<int32_t> slots_;                               // parent of each
   Matrix logits_;

@@ -14,7 +14,7 @@ import numpy as np
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 DEMO = FIXTURES.parent.parent / "reflex_worker/data/demo.gguf"
 # Sparse attention, whose fast mode chooses other slots: test_sparse.py.
-SPARSE = ("deepseek32", "deepseek32-q8_0")
+SPARSE = ("deepseek32", "deepseek32-q8_0", "deepseek4", "deepseek4-q8_0")
 NAMES = sorted({p.stem for p in FIXTURES.glob("*.npz")} - set(SPARSE))
 # Gated DeltaNet: test_recurrent.py too
 HYBRIDS = [n for n in NAMES if n.startswith(("qwen35", "qwen3next", "qwen4exp"))]

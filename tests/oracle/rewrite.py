@@ -62,7 +62,10 @@ def rewrite(
         value, sub = field.contents(), field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         short = name.removeprefix(f"{arch}.")
         if short in keys:
-            value = keys.pop(short)
+            value = keys[short]
+            if sub is not None and not isinstance(value, list | None):
+                continue  # one number where there were many: a new key
+            del keys[short]
         if value is not None:
             w.add_key_value(name, value, kind, sub_type=sub)
     for short, value in keys.items():  # those that the file did not have

@@ -103,8 +103,18 @@ def test_order_of_candidates_changes_no_bit_of_a_score(engine, name, exact):
 
 # Rows with no more slots than top_k have nothing to choose: they are as good as deepseek2's. Behind them,
 # 8-bit activations flip narrow choices, and two right engines are up to 0.78 apart where experts flip so.
-FAST_RMS = {"deepseek32": (0.0035, 0.0035), "deepseek32-q8_0": (0.108, 0.78)}
-TOP_K = {"deepseek32": 12, "deepseek32-q8_0": 16}
+FAST_RMS = {
+    "deepseek32": (0.0035, 0.0035),
+    "deepseek32-q8_0": (0.108, 0.78),
+    "deepseek4": (0.0035, 0.0035),
+    "deepseek4-q8_0": (0.108, 0.78),
+}
+FIRST_CHOICE = {  # the first row that sees more than it may choose
+    "deepseek32": 12,
+    "deepseek32-q8_0": 16,
+    "deepseek4": 4 * (5 + 1) - 1,  # entries of 4 tokens each
+    "deepseek4-q8_0": 4 * (7 + 1) - 1,
+}
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -113,7 +123,7 @@ TOP_K = {"deepseek32": 12, "deepseek32-q8_0": 16}
 def test_fast_logits_stay_within_the_bound_of_their_type(engine, name, chunk, isa):
     ref = load(name)
     found = rows(engine(name, exact=False, isa=isa), ref.ids, ref.rows, chunk)
-    error, free = found - ref.logits, np.array(ref.rows) < TOP_K[name]
+    error, free = found - ref.logits, np.array(ref.rows) < FIRST_CHOICE[name]
     kl = mean_kl(ref.logits, found)
     for what, part, bound in zip(("all", "chosen"), (error[free], error[~free]), FAST_RMS[name], strict=True):
         rms = float(np.sqrt((part**2).mean()))
@@ -140,6 +150,7 @@ def backwards(w: np.ndarray) -> np.ndarray:
     return w[::-1]
 
 
+HYPER = ("fn", "base", "scale")
 COUNTING: list[tuple[str, dict[str, Key], dict[str, Change]]] = [
     ("deepseek32", {"attention.indexer.top_k": 11}, {}),
     ("deepseek32", {"attention.indexer.top_k": 1000}, {}),
@@ -154,6 +165,36 @@ COUNTING: list[tuple[str, dict[str, Key], dict[str, Change]]] = [
     ("deepseek32", {"expert_weights_norm": False}, {}),
     ("deepseek32", {"expert_group_used_count": 2}, {}),
     ("deepseek32", {}, {"exp_probs_b": zero}),
+    ("deepseek4", {"attention.sliding_window": 12}, {}),
+    ("deepseek4", {"attention.sliding_window": 500}, {}),
+    ("deepseek4", {"attention.indexer.top_k": 4}, {}),
+    ("deepseek4", {"attention.compress_rope_freq_base": 10000.0}, {}),
+    ("deepseek4", {"rope.freq_base": 20000.0}, {}),
+    ("deepseek4", {"rope.scaling.type": "none"}, {}),
+    ("deepseek4", {"rope.scaling.factor": 2.0}, {}),
+    ("deepseek4", {"hyper_connection.sinkhorn_iterations": 2}, {}),
+    ("deepseek4", {"hyper_connection.epsilon": 1e-6}, {}),
+    ("deepseek4", {"hash_layer_count": 1}, {}),
+    ("deepseek4", {"expert_weights_norm": False}, {}),
+    ("deepseek4", {"expert_weights_scale": 1.0}, {}),
+    ("deepseek4", {"swiglu_clamp_exp": [0.0, 0.0, 0.0, 0.0]}, {}),  # no limit
+    ("deepseek4", {"swiglu_clamp_exp": [1.25, 1.25, 1.25, 0.5]}, {}),  # the last layer's
+    ("deepseek4", {"swiglu_clamp_shexp": [1.25, 1.25, 0.5, 1.25]}, {}),
+    ("deepseek4", {"attention.layer_norm_rms_epsilon": 1e-6}, {}),
+    ("deepseek4", {}, {"attn_sinks": zero}),
+    ("deepseek4", {}, {"ffn_gate_tid2eid": backwards}),
+    ("deepseek4", {}, {"exp_probs_b": zero}),
+    ("deepseek4", {}, {"attn_kv_a_norm": one}),
+    ("deepseek4", {}, {"attn_output_a": backwards}),
+    ("deepseek4", {}, {"attn_compressor_ape": backwards}),
+    ("deepseek4", {}, {"blk.2.attn_compressor_gate": zero}),  # the layer of ratio 128
+    ("deepseek4", {}, {"attn_compressor_norm": one}),
+    ("deepseek4", {}, {"indexer_compressor_ape": backwards}),
+    ("deepseek4", {}, {"indexer_compressor_kv": backwards}),
+    ("deepseek4", {}, {"indexer.proj": negated}),
+    *(("deepseek4", {}, {f"hc_{part}_{what}": backwards}) for part in ("attn", "ffn") for what in HYPER),
+    *(("deepseek4", {}, {f"output_hc_{what}": backwards}) for what in ("fn", "base")),
+    ("deepseek4", {}, {"output_hc_scale": zero}),
 ]
 
 
@@ -165,51 +206,114 @@ def test_each_key_and_tensor_counts(tmp_path, name, keys, change):
     assert moved > EXACT_MAX_DIFF
 
 
-def test_only_the_order_of_scores_counts(tmp_path):
+@pytest.mark.parametrize("name", ["deepseek32", "deepseek4"])
+def test_only_the_order_of_scores_counts(tmp_path, name):
     """A positive factor on the index's queries or weights moves nothing: no scale of theirs is read."""
     changed = rewrite(
-        fixture_path("deepseek32"),
+        fixture_path(name),
         tmp_path / "changed.gguf",
         change={"indexer.attn_q_b": lambda w: w * 4, "indexer.proj": lambda w: w / 2},
     )
-    assert (
-        exact_logits(changed, "deepseek32") == exact_logits(fixture_path("deepseek32"), "deepseek32")
-    ).all()
+    assert (exact_logits(changed, name) == exact_logits(fixture_path(name), name)).all()
 
 
-def test_a_score_that_is_no_number_is_the_worst(tmp_path):
-    """Keys that are NaN are never chosen before others, and break nothing."""
+@pytest.mark.parametrize("name", ["deepseek32", "deepseek4"])
+def test_a_score_that_is_no_number_breaks_nothing(tmp_path, name):
     changed = rewrite(
-        fixture_path("deepseek32"),
+        fixture_path(name),
         tmp_path / "changed.gguf",
         change={"indexer.proj": lambda w: np.full_like(w, np.nan)},
     )
-    assert np.isfinite(exact_logits(changed, "deepseek32")).all()
+    assert np.isfinite(exact_logits(changed, name)).all()
 
 
-REFUSED: list[tuple[str, dict[str, Key], str]] = [
-    ("deepseek32", {"attention.indexer.head_count": None}, "attention.indexer.head_count"),
-    ("deepseek32", {"attention.indexer.top_k": 0}, "attention.indexer.top_k.*1 to"),
-    ("deepseek32", {"attention.indexer.key_length": 10}, "attention.indexer.key_length.*16.*10"),
-    ("deepseek32", {"attention.indexer.key_length": 20}, r"indexer.attn_q_b.*\[24, 260\].*\[24, 234\]"),
-    ("deepseek32", {"attention.q_lora_rank": None}, "attention.q_lora_rank"),
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"nextn_predict_layers": 1},  # a file whose block_count leaves the further block out
+        {"expert_group_count": 0, "expert_group_used_count": 0},
+        {"swiglu_clamp_exp": 1.25, "swiglu_clamp_shexp": None},  # one limit for all
+        {"attention.compress_ratios": [4, 0, 128, 4]},  # no value behind the last layer
+        {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0},
+        {"expert_gating_func": None, "expert_weights_norm": None},
+    ],
+)
+def test_other_spellings_of_deepseek4_mean_the_same(tmp_path, keys):
+    changed = rewrite(fixture_path("deepseek4"), tmp_path / "changed.gguf", keys=keys)
+    assert (exact_logits(changed, "deepseek4") == exact_logits(fixture_path("deepseek4"), "deepseek4")).all()
+
+
+REFUSED: list[tuple[str, dict[str, Key], str, str]] = [
+    ("deepseek32", {"attention.indexer.head_count": None}, "attention.indexer.head_count", "gguf"),
+    ("deepseek32", {"attention.indexer.top_k": 0}, "attention.indexer.top_k.*1 to", "gguf"),
+    ("deepseek32", {"attention.indexer.key_length": 10}, "attention.indexer.key_length.*16.*10", "gguf"),
+    (
+        "deepseek32",
+        {"attention.indexer.key_length": 20},
+        r"indexer.attn_q_b.*\[24, 260\].*\[24, 234\]",
+        "gguf",
+    ),
+    ("deepseek32", {"attention.q_lora_rank": None}, "attention.q_lora_rank", "gguf"),
+    ("deepseek4", {"attention.compress_ratios": [4, 0, 128]}, "compress_ratios.*4 layers.*3", "gguf"),
+    ("deepseek4", {"attention.compress_ratios": None}, "compress_ratios", "gguf"),
+    (
+        "deepseek4",
+        {"attention.compress_ratios": [4, 0, 8, 4]},
+        "compress_ratios.*8",
+        "unsupported_architecture",
+    ),
+    ("deepseek4", {"attention.output_group_count": 3}, "output_group_count.*4 heads.*3", "gguf"),
+    ("deepseek4", {"attention.indexer.key_length": 4}, "attention.indexer.key_length.*6.*4", "gguf"),
+    ("deepseek4", {"attention.sliding_window": None}, "sliding_window", "gguf"),
+    ("deepseek4", {"hyper_connection.count": 2}, r"hc_attn_fn.*\[56, 8\].*\[112, 24\]", "gguf"),
+    ("deepseek4", {"expert_gating_func": 2}, "expert_gating_func.*4.*2", "unsupported_architecture"),
+    ("deepseek4", {"expert_group_count": 2}, "expert_group_count", "unsupported_architecture"),
+    ("deepseek4", {"swiglu_clamp_exp": [1.0, -1.0, 1.0, 1.0]}, "swiglu_clamp_exp.*-1", "gguf"),
+    ("deepseek4", {"expert_count": 7}, r"ffn_gate_inp.*\[28, 7\].*\[28, 8\]", "gguf"),
 ]
 
 
-@pytest.mark.parametrize(("name", "keys", "message"), REFUSED)
-def test_impossible_keys_are_refused_by_name(tmp_path, name, keys, message):
+@pytest.mark.parametrize(("name", "keys", "message", "kind"), REFUSED)
+def test_impossible_keys_are_refused_by_name(tmp_path, name, keys, message, kind):
     changed = rewrite(fixture_path(name), tmp_path / "changed.gguf", keys=keys)
     with pytest.raises(ReflexError, match=message) as error:
         Engine(str(changed), device="cpu")
-    assert error.value.kind == "gguf"
+    assert error.value.kind == kind
 
 
-@pytest.mark.parametrize("tensor", ["attn_q_b.weight", "attn_k.weight", "proj.weight", "k_norm.bias"])
-def test_a_missing_tensor_of_the_indexer_is_named_with_its_shape(tmp_path, tensor):
-    changed = rewrite(fixture_path("deepseek32"), tmp_path / "changed.gguf", drop=[f"blk.1.indexer.{tensor}"])
+@pytest.mark.parametrize("id", [-1, 8])
+def test_an_expert_that_is_not_there_is_refused_with_its_token(tmp_path, id):
+    def spoil(table: np.ndarray) -> np.ndarray:
+        table = table.copy()
+        table[77, 1] = id
+        return table
+
+    changed = rewrite(
+        fixture_path("deepseek4"), tmp_path / "changed.gguf", change={"blk.1.ffn_gate_tid2eid": spoil}
+    )
+    with pytest.raises(
+        ReflexError, match=rf"blk.1.ffn_gate_tid2eid.weight.*below 8, found {id} for token 77"
+    ):
+        Engine(str(changed), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        *(
+            ("deepseek32", f"indexer.{t}")
+            for t in ("attn_q_b.weight", "attn_k.weight", "proj.weight", "k_norm.bias")
+        ),
+        *(("deepseek4", f"{t}.weight") for t in ("attn_sinks", "attn_compressor_ape", "ffn_gate_tid2eid")),
+        *(("deepseek4", f"{t}.weight") for t in ("hc_ffn_base", "indexer_compressor_norm", "attn_output_a")),
+    ],
+)
+def test_a_missing_tensor_is_named_with_its_shape(tmp_path, name, tensor):
+    layer = 0 if name == "deepseek4" else 1
+    changed = rewrite(fixture_path(name), tmp_path / "changed.gguf", drop=[f"blk.{layer}.{tensor}"])
     report = gguf_info(str(changed))
     assert not report["runs"]
-    assert f"'blk.1.indexer.{tensor}' is missing (expected shape [" in report["error"]
+    assert f"'blk.{layer}.{tensor}' is missing (expected " in report["error"]
 
 
 @pytest.mark.parametrize("name", SPARSE)

@@ -68,8 +68,21 @@ class StepBuilder {
       void operator()(const LayerNorm& o) { f(o.in); }
       void operator()(const Indexer& o) {
         if (out_needed) f(o.query), f(o.weights);
-        f(o.key);
+        if (o.key != kNone) f(o.key);
       }
+      void operator()(const Compressor& o) { f(o.kv), f(o.gate); }
+      void operator()(const WindowAttention& o) {
+        if (out_needed) f(o.q);
+        if (out_needed && o.selection != kNone) f(o.selection);
+        f(o.kv);
+      }
+      void operator()(const UnitNorm& o) { f(o.in); }
+      void operator()(const TailRope& o) { f(o.in); }
+      void operator()(const GroupedLinear& o) { f(o.in); }
+      void operator()(const ClampedSwiGlu& o) { f(o.gate), f(o.up); }
+      void operator()(const HyperWeights& o) { f(o.in); }
+      void operator()(const HyperRead& o) { f(o.streams), f(o.weights); }
+      void operator()(const HyperWrite& o) { f(o.streams), f(o.weights), f(o.in); }
       void operator()(const HeadSlice& o) { f(o.in); }
       void operator()(const Concat& o) { f(o.a), f(o.b); }
       void operator()(const GatedDelta& o) {
@@ -103,6 +116,14 @@ class StepBuilder {
         op);
   }
 
+  static bool writes_state(const Op& op) {
+    if (const auto* indexer = std::get_if<Indexer>(&op)) return indexer->key != kNone;
+    return std::holds_alternative<Attention>(op) || std::holds_alternative<LatentAttention>(op) ||
+           std::holds_alternative<GatedDelta>(op) || std::holds_alternative<Compressor>(op) ||
+           std::holds_alternative<WindowAttention>(op) || std::holds_alternative<NgramEmbed>(op) ||
+           std::holds_alternative<CausalConv>(op) || std::holds_alternative<BlockAttention>(op);
+  }
+
   // Backwards from the head and from every write to a state.
   void find_needed() {
     needed_.assign(plan_.ops.size(), false);
@@ -112,12 +133,7 @@ class StepBuilder {
       const ValueId out = out_of(op);
       const bool out_needed = out != kNone && value_needed_[static_cast<size_t>(out)];
       const bool head = std::holds_alternative<Head>(op);
-      const bool writes_state =
-          std::holds_alternative<Attention>(op) || std::holds_alternative<LatentAttention>(op) ||
-          std::holds_alternative<GatedDelta>(op) || std::holds_alternative<Indexer>(op) ||
-          std::holds_alternative<NgramEmbed>(op) || std::holds_alternative<CausalConv>(op) ||
-          std::holds_alternative<BlockAttention>(op);
-      needed_[i] = out_needed || writes_state || (head && with_head_);
+      needed_[i] = out_needed || writes_state(op) || (head && with_head_);
       if (needed_[i])
         for_inputs(op, out_needed, [&](ValueId v) { value_needed_[static_cast<size_t>(v)] = true; });
     }
@@ -326,6 +342,27 @@ class StepBuilder {
   void emit(const StreamInject& op, size_t) { push(StreamInjectStep{op}); }
   void emit(const StreamGate& op, size_t) { push(StreamGateStep{op}); }
 
+  // ---- of DeepSeek-V4 ------------------------------------------------------------------
+
+  void emit(const Compressor& op, size_t) {
+    push(CompressorStep{op, matrix_f32(op.ape), {matrix_f32(op.norm), op.head_dim, op.eps}});
+  }
+  void emit(const WindowAttention& op, size_t) {
+    push(WindowStep{op, matrix_f32(op.sinks), value_needed_[static_cast<size_t>(op.out)]});
+  }
+  void emit(const UnitNorm& op, size_t) {
+    const std::vector<float>& ones = constants_.vectors.emplace_back(static_cast<size_t>(op.group), 1.0f);
+    push(HeadsStep{{{op.in, {ones.data(), op.group, op.eps}, kNone, 1, op.out, kNone}}});
+  }
+  void emit(const TailRope& op, size_t) { push(TailRopeStep{op}); }
+  void emit(const GroupedLinear& op, size_t) { push(GroupedStep{op}); }
+  void emit(const ClampedSwiGlu& op, size_t) { push(ClampedSwiGluStep{op}); }
+  void emit(const HyperWeights& op, size_t) {
+    push(HyperWeightsStep{op, matrix_f32(op.scale), matrix_f32(op.base)});
+  }
+  void emit(const HyperRead& op, size_t) { push(HyperReadStep{op}); }
+  void emit(const HyperWrite& op, size_t) { push(HyperWriteStep{op}); }
+
   // ---- the rest, as they are -----------------------------------------------------------
 
   void emit(const Embed& op, size_t) { push(EmbedStep{op.table, op.out}); }
@@ -408,13 +445,45 @@ Touches touches(const Step& step) {
       t.writes = {s.op.out};
     }
     void operator()(const IndexerStep& s) {
-      t.reads = {s.op.key};
+      if (s.op.key != kNone) t.reads = {s.op.key};
       if (!s.with_output) return;
       t.reads.insert(t.reads.end(), {s.op.query, s.op.weights});
       t.writes = {s.op.out};
     }
     void operator()(const ConcatStep& s) {
       t.reads = {s.op.a, s.op.b};
+      t.writes = {s.op.out};
+    }
+    void operator()(const CompressorStep& s) { t.reads = {s.op.kv, s.op.gate}; }
+    void operator()(const WindowStep& s) {
+      t.reads = {s.op.kv};
+      if (!s.with_output) return;
+      t.reads.push_back(s.op.q);
+      if (s.op.selection != kNone) t.reads.push_back(s.op.selection);
+      t.writes = {s.op.out};
+    }
+    void operator()(const TailRopeStep& s) {
+      t.reads = {s.op.in};
+      t.writes = {s.op.out};
+    }
+    void operator()(const GroupedStep& s) {
+      t.reads = {s.op.in};
+      t.writes = {s.op.out};
+    }
+    void operator()(const ClampedSwiGluStep& s) {
+      t.reads = {s.op.gate, s.op.up};
+      t.writes = {s.op.out};
+    }
+    void operator()(const HyperWeightsStep& s) {
+      t.reads = {s.op.in};
+      t.writes = {s.op.out};
+    }
+    void operator()(const HyperReadStep& s) {
+      t.reads = {s.op.streams, s.op.weights};
+      t.writes = {s.op.out};
+    }
+    void operator()(const HyperWriteStep& s) {
+      t.reads = {s.op.streams, s.op.weights, s.op.in};
       t.writes = {s.op.out};
     }
     void operator()(const HeadSliceStep& s) {

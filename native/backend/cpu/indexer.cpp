@@ -41,7 +41,7 @@ void PassRun::reserve_indexer(const Indexer& op, size_t& scratch) {
 // scores[j]: that of the j-th slot the row sees. scratch: as reserve_indexer has it.
 void PassRun::index_scores(const Indexer& op, int32_t i, uint8_t* scratch, float* scores) {
   const auto heads = static_cast<size_t>(op.n_heads), dim = static_cast<size_t>(op.head_dim);
-  const auto r = static_cast<size_t>(pass_row(op.query, i));
+  const int32_t r = pass_row(op.query, i);
   const bool f16 = state_.is_f16(op.state);
   MatmulArgs a;
   a.type = type_of(f16);
@@ -58,25 +58,29 @@ void PassRun::index_scores(const Indexer& op, int32_t i, uint8_t* scratch, float
   a.y = reinterpret_cast<float*>(act + round_line(kernels_.act_bytes(a.form, op.head_dim, op.n_heads)));
   a.ldy = kIndexSlots;
   const float* weights = value(op.weights) + static_cast<size_t>(i) * heads;
-  const auto slots = [&](int32_t begin, int32_t end, float* to) {
-    kernels_.matmul(a, begin, end);
+  const auto score = [&](const MatmulArgs& m, int32_t begin, int32_t end, float* to) {
+    kernels_.matmul(m, begin, end);
     std::fill_n(to, end - begin, 0.0f);
     for (size_t h = 0; h < heads; ++h) {
-      const float* y = a.y + h * a.ldy;
+      const float* y = m.y + h * m.ldy;
       for (int32_t j = 0; j < end - begin; ++j) to[j] += weights[h] * std::max(y[j], 0.0f);
     }
   };
-  const int32_t prefix = visibility_.prefix[r];
-  for (int32_t begin = 0; begin < prefix; begin += kIndexSlots)
-    slots(begin, std::min(begin + kIndexSlots, prefix), scores + begin);
-  for (int32_t k = visibility_.extra_begin[r], j = prefix; k < visibility_.extra_begin[r + 1]; ++k, ++j) {
-    const int32_t slot = visibility_.extra[static_cast<size_t>(k)];
-    slots(slot, slot + 1, scores + j);
+  // Of the prefix every ratio-th slot, the first at ratio - 1; those of the branch one by one.
+  MatmulArgs strided = a;
+  strided.w += static_cast<size_t>(op.ratio - 1) * a.row_bytes;
+  strided.row_bytes *= static_cast<size_t>(op.ratio);
+  const int32_t n = seen(r) / op.ratio, in_prefix = visibility_.prefix[static_cast<size_t>(r)] / op.ratio;
+  for (int32_t begin = 0; begin < in_prefix; begin += kIndexSlots)
+    score(strided, begin, std::min(begin + kIndexSlots, in_prefix), scores + begin);
+  for (int32_t j = in_prefix; j < n; ++j) {
+    const int32_t slot = slot_seen(r, (j + 1) * op.ratio - 1);
+    score(a, slot, slot + 1, scores + j);
   }
 }
 
 void PassRun::index_row(const Indexer& op, int32_t i, int t) {
-  const int32_t r = pass_row(op.query, i), n = seen(r), k = std::min(n, op.top_k);
+  const int32_t r = pass_row(op.query, i), n = seen(r) / op.ratio, k = std::min(n, op.top_k);
   auto* out =
       reinterpret_cast<int32_t*>(value(op.out)) + static_cast<size_t>(i) * static_cast<size_t>(op.top_k);
   auto* scores = reinterpret_cast<float*>(scratch(t));
@@ -89,15 +93,13 @@ void PassRun::index_row(const Indexer& op, int32_t i, int t) {
   } else {
     std::iota(order, order + n, 0);
   }
-  const int32_t prefix = visibility_.prefix[static_cast<size_t>(r)];
-  const int32_t* extra = visibility_.extra.data() + visibility_.extra_begin[static_cast<size_t>(r)];
-  for (int32_t j = 0; j < k; ++j) out[j] = order[j] < prefix ? order[j] : extra[order[j] - prefix];
+  for (int32_t j = 0; j < k; ++j) out[j] = slot_seen(r, (order[j] + 1) * op.ratio - 1);
   std::fill(out + k, out + op.top_k, -1);
 }
 
 void PassRun::step(const IndexerStep& s, Counter* counters, int t) {
   const Indexer& op = s.op;
-  share(counters[0], n_rows_, 4, [&](int32_t begin, int32_t end) {
+  share(counters[0], op.key == kNone ? 0 : n_rows_, 4, [&](int32_t begin, int32_t end) {
     for (int32_t r = begin; r < end; ++r)
       write_state(op.state, r, value(op.key) + static_cast<size_t>(r) * static_cast<size_t>(op.head_dim),
                   op.head_dim);

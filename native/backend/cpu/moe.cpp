@@ -23,6 +23,9 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
+/// sqrt(log(1 + e^x)), the logarithm as max(x, 0) + log(1 + e^-|x|).
+float sqrt_softplus(float x) { return std::sqrt(std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x)))); }
+
 void softmax(const float* x, int32_t n, float* y) {
   const float top = *std::max_element(x, x + n);
   float sum = 0;
@@ -116,7 +119,8 @@ void PassRun::route_row(const MoeStep& s, int32_t r, float* scores) {
   if (op.gating == Moe::Gating::softmax)
     softmax(logits, n, scores);
   else
-    for (int32_t e = 0; e < n; ++e) scores[e] = sigmoid(logits[e]);
+    for (int32_t e = 0; e < n; ++e)
+      scores[e] = op.gating == Moe::Gating::sigmoid ? sigmoid(logits[e]) : sqrt_softplus(logits[e]);
   for (int32_t e = 0; e < n; ++e) {
     choice[e] = s.bias ? scores[e] + s.bias[e] : scores[e];
     if (std::isnan(choice[e])) choice[e] = std::numeric_limits<float>::lowest();
@@ -126,9 +130,16 @@ void PassRun::route_row(const MoeStep& s, int32_t r, float* scores) {
   const size_t at = static_cast<size_t>(r) * static_cast<size_t>(op.n_used);
   int32_t* expert = routing_.expert.data() + at;
   float* weight = routing_.weight.data() + at;
-  for (int32_t k = 0; k < op.n_used; ++k) {
-    expert[k] = best(choice, n);
-    choice[expert[k]] = kMinusInfinity;
+  if (op.of_token != kNone) {
+    const Weight& table = program_.plan_.weights[static_cast<size_t>(op.of_token)];
+    const auto token = static_cast<size_t>(pass_.tokens[static_cast<size_t>(pass_row(op.in, r))]);
+    const size_t bytes = static_cast<size_t>(op.n_used) * sizeof(int32_t);
+    std::memcpy(expert, static_cast<const uint8_t*>(table.data) + token * bytes, bytes);
+  } else {
+    for (int32_t k = 0; k < op.n_used; ++k) {
+      expert[k] = best(choice, n);
+      choice[expert[k]] = kMinusInfinity;
+    }
   }
   std::sort(expert, expert + op.n_used);
   float sum = 0;
@@ -233,6 +244,11 @@ void PassRun::expert_gate_up(const Moe& op, const Routing::Chosen& c, int32_t be
   }
   const auto n_ff = static_cast<size_t>(gate.n_out());
   auto* hidden = reinterpret_cast<float*>(program_.hidden_.data());
+  if (op.limit > 0)
+    for (int32_t i = 0; i < n * count; ++i) {
+      y[0][i] = std::min(y[0][i], op.limit);
+      y[1][i] = std::clamp(y[1][i], -op.limit, op.limit);
+    }
   for (int32_t r = 0; r < n; ++r)
     kernels_.swiglu(y[0] + r * count, y[1] + r * count, count,
                     hidden + static_cast<size_t>(c.begin + r) * n_ff + begin);

@@ -105,6 +105,12 @@ void PassRun::reserve() {
       scratch = std::max(scratch, static_cast<size_t>(conv->op.n_taps + 1) * kConvChannels * sizeof(float));
     } else if (const auto* mix = std::get_if<StreamMixStep>(&s)) {
       scratch = std::max(scratch, static_cast<size_t>(width(mix->op.in)) * sizeof(float));
+    } else if (const auto* compressor = std::get_if<CompressorStep>(&s)) {
+      reserve_compressor(compressor->op, scratch);
+    } else if (const auto* window = std::get_if<WindowStep>(&s)) {
+      reserve_window(window->op, scratch);
+    } else if (const auto* grouped = std::get_if<GroupedStep>(&s)) {
+      reserve_grouped(grouped->op, scratch);
     } else if (const auto* p = std::get_if<HeadsStep>(&s)) {
       for (const HeadsStep::Item& i : p->items)
         scratch = std::max(scratch, static_cast<size_t>(width(i.in)) * sizeof(float));
@@ -323,11 +329,13 @@ void PassRun::heads_row(const HeadsStep::Item& item, int32_t i, int t) {
   if (item.state != kNone) write_state(item.state, r, y, n);
 }
 
-// n values of pass row r into its slot of a state.
-void PassRun::write_state(StateId state, int32_t r, const float* x, int32_t n) {
+// n values of pass row r into its slot of a state of `width` values, from `offset` on.
+void PassRun::write_state(StateId state, int32_t r, const float* x, int32_t n, int32_t width,
+                          int32_t offset) {
   const auto slot = static_cast<size_t>(pass_.first_slot + r);
   const bool f16 = state_.is_f16(state);
-  uint8_t* to = state_.buffer(state) + slot * static_cast<size_t>(n) * (f16 ? 2 : 4);
+  const size_t at = slot * static_cast<size_t>(width) + static_cast<size_t>(offset);
+  uint8_t* to = state_.buffer(state) + at * (f16 ? 2 : 4);
   if (f16)
     kernels_.to_f16(x, n, reinterpret_cast<uint16_t*>(to));
   else
@@ -338,6 +346,13 @@ void PassRun::write_state(StateId state, int32_t r, const float* x, int32_t n) {
 int32_t PassRun::seen(int32_t r) const {
   const auto i = static_cast<size_t>(r);
   return visibility_.prefix[i] + visibility_.extra_begin[i + 1] - visibility_.extra_begin[i];
+}
+
+/// The i-th of them, from 0.
+int32_t PassRun::slot_seen(int32_t r, int32_t i) const {
+  const int32_t prefix = visibility_.prefix[static_cast<size_t>(r)];
+  if (i < prefix) return i;
+  return visibility_.extra[static_cast<size_t>(visibility_.extra_begin[static_cast<size_t>(r)] + i - prefix)];
 }
 
 int32_t PassRun::most_seen() const {

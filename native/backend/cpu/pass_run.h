@@ -99,6 +99,14 @@ class PassRun {
   void step(const NgramStep& s, Counter* counters, int t);
   void step(const ConvStep& s, Counter* counters, int t);
   void step(const BlockAttentionStep& s, Counter* counters, int t);
+  void step(const CompressorStep& s, Counter* counters, int t);
+  void step(const WindowStep& s, Counter* counters, int t);
+  void step(const TailRopeStep& s, Counter* counters, int t);
+  void step(const GroupedStep& s, Counter* counters, int t);
+  void step(const ClampedSwiGluStep& s, Counter* counters, int t);
+  void step(const HyperWeightsStep& s, Counter* counters, int t);
+  void step(const HyperReadStep& s, Counter* counters, int t);
+  void step(const HyperWriteStep& s, Counter* counters, int t);
   void step(const SelectStep& s, Counter* counters, int t);
   void step(const HeadStep& s, Counter* counters, int t);
 
@@ -129,9 +137,17 @@ class PassRun {
   void reserve_indexer(const Indexer& op, size_t& scratch);
   void index_row(const Indexer& op, int32_t i, int t);
   void index_scores(const Indexer& op, int32_t i, uint8_t* scratch, float* scores);
-  void write_state(StateId state, int32_t r, const float* x, int32_t n);
+  void write_state(StateId state, int32_t r, const float* x, int32_t n, int32_t width, int32_t offset);
+  void write_state(StateId state, int32_t r, const float* x, int32_t n) { write_state(state, r, x, n, n, 0); }
   int32_t seen(int32_t r) const;
   int32_t most_seen() const;
+  int32_t slot_seen(int32_t r, int32_t i) const;
+  void reserve_compressor(const Compressor& op, size_t& scratch);
+  void raw_row(const CompressorStep& s, int32_t r, int t);
+  void entry_of(const CompressorStep& s, int32_t r, int t);
+  void reserve_window(const WindowAttention& op, size_t& scratch);
+  int32_t window_rows(const WindowAttention& op, int32_t i, int32_t* at) const;
+  void reserve_grouped(const GroupedLinear& op, size_t& scratch);
   void reserve_delta(const GatedDelta& op, size_t& scratch);
   void latent_state(const LatentStep& s, int32_t r, int t);
   bool decompressed(const LatentAttention& op) const;

@@ -92,6 +92,35 @@ struct IndexerStep {
   Indexer op{};
   bool with_output = true;  ///< else only the state is written
 };
+struct CompressorStep {
+  Compressor op{};
+  const float* ape = nullptr;  ///< (ratio, C)
+  Norm norm;
+};
+struct WindowStep {
+  WindowAttention op{};
+  const float* sinks = nullptr;  ///< (H)
+  bool with_output = true;       ///< else only the state is written
+};
+struct TailRopeStep {
+  TailRope op{};
+};
+struct GroupedStep {
+  GroupedLinear op{};
+};
+struct ClampedSwiGluStep {
+  ClampedSwiGlu op{};
+};
+struct HyperWeightsStep {
+  HyperWeights op{};
+  const float *scale = nullptr, *base = nullptr;
+};
+struct HyperReadStep {
+  HyperRead op{};
+};
+struct HyperWriteStep {
+  HyperWrite op{};
+};
 struct HeadSliceStep {
   HeadSlice op{};
 };
@@ -142,11 +171,12 @@ struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
-using Step =
-    std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep, SigmoidGateStep,
-                 MoeStep, LatentStep, HeadSliceStep, ConcatStep, DeltaStep, LayerNormStep, IndexerStep,
-                 RepeatStep, SiluStep, StreamNormStep, StreamMixStep, StreamInjectStep, StreamGateStep,
-                 NgramStep, ConvStep, BlockAttentionStep, SelectStep, HeadStep>;
+using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, AddStep, SwiGluStep,
+                          SigmoidGateStep, MoeStep, LatentStep, HeadSliceStep, ConcatStep, DeltaStep,
+                          LayerNormStep, IndexerStep, RepeatStep, SiluStep, StreamNormStep, StreamMixStep,
+                          StreamInjectStep, StreamGateStep, NgramStep, ConvStep, BlockAttentionStep,
+                          CompressorStep, WindowStep, TailRopeStep, GroupedStep, ClampedSwiGluStep,
+                          HyperWeightsStep, HyperReadStep, HyperWriteStep, SelectStep, HeadStep>;
 
 /// Steps and the place of each value: value v of row r lies at
 /// (its kind's arena) + offset[v] * rows + r * width.
