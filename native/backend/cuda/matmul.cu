@@ -27,8 +27,8 @@ struct Shape {
   static constexpr int kCells = kUnits == 2 ? 2 : kSlots;  ///< cells per tile in a warp's ring
   static constexpr int kCols = kWarps * NT * kTileRows, kStride = kCols + 8;
   static constexpr uint32_t kX = kSlots * MT * kUnitQuads * 16;
-  static_assert(kX + kWarps * NT * kCells * T::kBytes == matmul_ring(kAsync, MT, T::kCell, T::kBytes));
-  static_assert(16 * MT * kStride * 4 <= kX + kWarps * NT * kCells * T::kBytes);
+  static_assert(kX + kWarps * NT * kCells * T::kBytes <= matmul_ring(kAsync, MT, T::kCell, T::kBytes));
+  static_assert(16 * MT * kStride * 4 <= matmul_ring(kAsync, MT, T::kCell, T::kBytes));
 };
 
 /// Which part a group of tiles belongs to, and its number there.

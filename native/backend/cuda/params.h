@@ -117,10 +117,12 @@ struct MatmulParams {
 inline constexpr int matmul_tiles(int mt) { return mt <= 2 ? 2 : 4; }
 /// Units of x in the ring: two, where copies are not asynchronous or 16-bit weights leave no room.
 inline constexpr int matmul_slots(bool async, int cell_bytes) { return async && cell_bytes < 2048 ? 3 : 2; }
-/// Bytes of the rings.
+/// Bytes of the rings, or of the block's sums that take their place at the end, whichever is more.
 inline constexpr uint32_t matmul_ring(bool async, int mt, int cell_values, int cell_bytes) {
   const int slots = matmul_slots(async, cell_bytes), cells = cell_values == 256 ? 2 : slots;
-  return static_cast<uint32_t>(slots * mt * 4096 + 8 * matmul_tiles(mt) * cells * cell_bytes);
+  const int rings = slots * mt * 4096 + 8 * matmul_tiles(mt) * cells * cell_bytes;
+  const int sums = 16 * mt * (8 * matmul_tiles(mt) * 8 + 8) * 4;
+  return static_cast<uint32_t>(rings > sums ? rings : sums);
 }
 
 /// rows_to_fragments: norm (where there is one) and to f16 fragments.
