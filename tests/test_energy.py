@@ -81,7 +81,7 @@ def test_the_gpu_that_is_read_is_the_one_that_computes(tmp_path):
         subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "x.c"], check=True)
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", READ_ALL], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", READ_ALL], env=env, capture_output=True, text=True, timeout=60, cwd="/"
     )
     # One count at each opening, and half a joule more at each look.
     assert done.stdout.splitlines() == ["1.5 9.5", "{'gpu': 0.5}"], done.stderr

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.gpu
 
 def run(code: str) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, cwd="/"
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

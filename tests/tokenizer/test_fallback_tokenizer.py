@@ -152,5 +152,7 @@ def test_a_file_is_read_through_the_core(tmp_path, native):
 
 def test_the_package_is_imported_on_first_use_only():
     code = "import sys; import reflex_worker.fallback_tokenizer; print('tokenizers' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd="/"
+    )
     assert out.stdout.strip() == "False"

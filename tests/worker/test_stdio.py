@@ -314,7 +314,10 @@ def test_a_signal_before_the_worker_is_up_answers_what_is_queued(number):
     that left requests unanswered."""
     queued = b'{"id":"a","prompt":"x"}\n{"id":"b","prompt":"x","candidates":["y"]}\n{"type":"ping"}\n'
     code = EARLY.format(number=int(number))
-    done = subprocess.run([sys.executable, "-c", code], input=queued, capture_output=True, timeout=WAIT)
+    # cwd: the installed package, not the source folder of a checkout
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=queued, capture_output=True, timeout=WAIT, cwd="/"
+    )
     assert done.returncode == 0, done.stderr
     heard = [json.loads(line) for line in done.stdout.splitlines()]
     assert {x.get("id"): x.get("error_kind") for x in heard} == {
