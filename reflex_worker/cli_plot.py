@@ -6,7 +6,18 @@ from .cli_args import UsageError
 
 # Lanes from top to bottom; what runs beside something else has a lane of its own.
 LANES = ("process", "tokenizer", "driver", "weights", "prompt")
-COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d")
+COLOURS = (
+    "#4c78a8",
+    "#f58518",
+    "#54a24b",
+    "#b279a2",
+    "#e45756",
+    "#72b7b2",
+    "#9d755d",
+    "#eeca3b",
+    "#ff9da6",
+    "#bab0ac",
+)
 
 
 def spans(run):

@@ -1,4 +1,4 @@
-"""Energy counters: a wrap is counted, and a machine without any says so."""
+"""What needs a GPU to matter and none to be tested: energy counters, kernel images, timelines, progress."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -141,3 +142,36 @@ def test_a_cold_runs_timeline_has_a_lane_for_what_runs_beside_it():
     assert drawn["prompt and head"] == ("prompt", 165.0, 190.0)
     on_cpu = {**line, "device_stages_ms": {}, "first_kernel_at_ms": 0.0, "weights_loaded_at_ms": 0.0}
     assert {lane for lane, *_ in cli_plot.spans(on_cpu)} == {"process", "tokenizer", "prompt"}
+
+
+class Loading:
+    """An engine whose weights come in three looks."""
+
+    def __init__(self, file_bytes: int) -> None:
+        self.info = {"file_bytes": file_bytes}
+        self.looks = iter([(0, 4 << 30, False), (1 << 30, 4 << 30, False), (3 << 30, 4 << 30, False)])
+
+    @property
+    def load_progress(self) -> tuple[int, int, bool]:
+        return next(self.looks, (4 << 30, 4 << 30, True))
+
+
+@pytest.mark.parametrize(("file_bytes", "on_terminal"), [(2 << 30, True), (2 << 30, False), (5 << 20, True)])
+def test_progress_of_a_long_load_on_a_terminal_alone(monkeypatch, file_bytes, on_terminal):
+    import posix
+
+    from reflex_worker import cli, cli_model
+
+    said = []
+    monkeypatch.setattr(posix, "isatty", lambda fd: fd == 2 and on_terminal)
+    monkeypatch.setattr(cli, "write", lambda fd, text: said.append((fd, text)))
+    monkeypatch.setattr(cli_model, "PROGRESS_EVERY_S", 0.001)
+    progress = cli_model.Progress(Loading(file_bytes))
+    deadline = time.monotonic() + 30
+    while progress.shown and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if not on_terminal or file_bytes < 1_000_000_000:
+        assert said == []
+        return
+    assert [fd for fd, _ in said] == [2] * len(said)
+    assert said[0][1] == "\rloading 1.1 of 4.3 GB, 25%" and said[-1][1] == "\r\x1b[K"
