@@ -57,9 +57,9 @@ def test_exact_logits(name: str) -> None:
     assert kl <= EXACT_MEAN_KL
 
 
-# Tensor cores take activations in f16, where llama.cpp's CPU keeps an F32 file's whole: what that costs
-# (0.001 to 0.009 measured), and what it costs where it flips a narrow choice of experts (0.047), which is
-# still below what llama.cpp's 8-bit activations cost on quantised files (0.06 to 0.18).
+# Tensor cores take activations in f16, where llama.cpp's CPU keeps an F32 file's whole. Measured on an H200
+# before these bounds were set: 0.001 to 0.009, and 0.047 on qwen3moe, presumably for an expert that it flips
+# (not confirmed). Still below what llama.cpp's 8-bit activations cost on quantised files (0.06 to 0.18).
 F16_ACTIVATIONS_RMS, FLIPPED_EXPERT_RMS = 0.012, 0.06
 
 
