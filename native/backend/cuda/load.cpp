@@ -21,7 +21,7 @@ constexpr size_t kPage = 4096;
 constexpr size_t kPiece = size_t{16} << 20;  // of a mapping, pinned at once
 constexpr int kSlots = 2;                    // per thread: one filling while the other is copied
 constexpr int kRingThreads = 8, kDirectThreads = 16, kMapThreads = 2;
-// Below this many cores, pinning the mapping beats copying it (measured: docs/cuda-notes.md).
+// Below this many cores, pinning the mapping beats copying it (measured: docs/performance.md).
 constexpr int kRingMinCores = 6;
 constexpr int kRepackThreads = 256;
 
