@@ -38,6 +38,15 @@ def _ignore(_number: int, _frame: object) -> None:
     """The wake-up descriptor has it already."""
 
 
+def _has_come() -> bool:
+    """Whether a signal waits to be told of."""
+    import select
+
+    poll = select.poll()
+    poll.register(_bytes_fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class Watch:
     """Acts on both signals, for the rest of the process. Make it in the main thread."""
 
@@ -49,17 +58,23 @@ class Watch:
         self._on_first = on_first
         self._on_second = on_second
         take_over()
+        if _has_come():  # told here and now: the thread may get its turn after the first request
+            self._first()
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        self._next()
-        self.terminated = True
-        self._on_first()
+        if not self.terminated:
+            self._first()
         number = self._next()
         try:
             self._on_second()
         finally:
             posix._exit(128 + number)
+
+    def _first(self) -> None:
+        self._next()
+        self.terminated = True
+        self._on_first()
 
     def _next(self) -> int:
         return posix.read(_bytes_fd, 1)[0]

@@ -308,12 +308,26 @@ cli.main(["stdio", "--demo"])
 """
 
 
+# The same where new threads get their turn late, as on a busy machine; all but the loader's.
+LATE_THREADS = """
+import _thread, time
+from reflex_worker.signals import Watch
+start = _thread.start_new_thread
+def start_late(function, arguments):
+    late = isinstance(getattr(function, "__self__", None), Watch)
+    return start(lambda *a: (time.sleep(0.5 * late), function(*a)), arguments)
+_thread.start_new_thread = start_late
+"""
+
+
+@pytest.mark.parametrize("threads", ["", LATE_THREADS], ids=["", "late"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_worker_is_up_answers_what_is_queued(number):
+def test_a_signal_before_the_worker_is_up_answers_what_is_queued(number, threads):
     """Handlers were installed after the imports and the load's start, some 80 ms in: a signal before
-    that left requests unanswered."""
+    that left requests unanswered. Then only a thread knew of it, and the first request could run
+    before that thread did."""
     queued = b'{"id":"a","prompt":"x"}\n{"id":"b","prompt":"x","candidates":["y"]}\n{"type":"ping"}\n'
-    code = EARLY.format(number=int(number))
+    code = threads + EARLY.format(number=int(number))
     # cwd: the installed package, not the source folder of a checkout
     done = subprocess.run(
         [sys.executable, "-c", code], input=queued, capture_output=True, timeout=WAIT, cwd="/"
