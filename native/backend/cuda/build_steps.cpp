@@ -7,6 +7,7 @@
 // its own, so any valid plan runs.
 #include <algorithm>
 
+#include "backend/cuda/operands.h"
 #include "backend/cuda/params.h"
 #include "backend/cuda/steps.h"
 #include "backend/cuda/tile.h"
@@ -36,24 +37,6 @@ class StepBuilder {
  private:
   static size_t index(int32_t id) { return static_cast<size_t>(id); }
 
-  template <class F>
-  static void for_inputs(const Op& op, F f) {
-    std::visit(
-        [&f]<class T>(const T& o) {
-          if constexpr (requires { o.k; }) f(o.q), f(o.k), f(o.v);
-          if constexpr (
-              requires { o.up; } && !requires { o.router; })
-            f(o.gate), f(o.up);
-          if constexpr (std::is_same_v<T, SigmoidGate>) f(o.gate);
-          if constexpr (requires { o.router; }) f(o.router);
-          if constexpr (std::is_same_v<T, GatedDelta>) f(o.qkv), f(o.z), f(o.beta), f(o.alpha);
-          if constexpr (std::is_same_v<T, LatentAttention>) f(o.q), f(o.kv);
-          if constexpr (requires { o.a; }) f(o.a), f(o.b);
-          if constexpr (requires { o.in; }) f(o.in);
-        },
-        op);
-  }
-
   void find_uses() {
     done_.assign(plan_.ops.size(), false);
     producer_.assign(plan_.values.size(), -1);
@@ -65,7 +48,11 @@ class StepBuilder {
             if constexpr (requires { o.out; }) producer_[index(o.out)] = static_cast<int>(i);
           },
           plan_.ops[i]);
-      for_inputs(plan_.ops[i], [&](ValueId v) { uses_[index(v)].push_back(static_cast<int>(i)); });
+      std::visit(
+          [&](const auto& o) {
+            for_inputs(o, [&](ValueId v) { uses_[index(v)].push_back(static_cast<int>(i)); });
+          },
+          plan_.ops[i]);
     }
   }
 
@@ -307,6 +294,11 @@ class StepBuilder {
     if (!(n && norm_is_prologue(*n))) store(SelectStep{op.in, op.out}, op.out);
   }
 
+  template <StepOfItsOwn T>
+  void emit(const T& op, size_t) {
+    push(OpStep<T>{op});
+    if constexpr (requires { op.out; }) stored_[index(op.out)] = true;
+  }
   template <class T>
   void emit(const T& op, size_t i) {
     fail(ErrorKind::unsupported, "op %zu (%s) does not run on CUDA yet", i, op_name(Op(op)));
@@ -335,45 +327,51 @@ struct Touches {
   std::vector<ValueId> plain_reads;  // of `reads`: as the input of a product without a norm
 };
 
+struct TouchVisitor {
+  Touches t;
+  void operator()(const EmbedStep& s) { t.writes = {s.out}; }
+  void operator()(const MatmulStep& s) {
+    t.reads = {s.in};
+    if (s.norm.weight == kNone) t.plain_reads = {s.in};
+    for (const MatmulPart& p : s.parts) {
+      t.writes.push_back(p.out);  // gate and up too: some types go through f32
+      if (p.residual != kNone) t.reads.push_back(p.residual);
+    }
+    if (s.swiglu != kNone) t.writes.push_back(s.swiglu);
+  }
+  void operator()(const HeadsStep& s) { t.reads = {s.item.in}, t.writes = {s.item.out}; }
+  void operator()(const AttentionStep& s) {
+    t.reads = {s.q.in, s.k.in, s.v.in};
+    if (s.q.out != s.q.in) t.writes.push_back(s.q.out);
+    t.writes.push_back(s.op.out);
+  }
+  void operator()(const NormStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
+  void operator()(const AddStep& s) { t.reads = {s.a, s.b}, t.writes = {s.out}; }
+  void operator()(const SwiGluStep& s) { t.reads = {s.gate, s.up}, t.writes = {s.out}; }
+  void operator()(const SigmoidGateStep& s) { t.reads = {s.in, s.gate}, t.writes = {s.out}; }
+  void operator()(const MoeStep& s) {
+    t.reads = {s.in};
+    if (s.residual != kNone) t.reads.push_back(s.residual);
+    t.writes = {s.out};
+    if (s.norm.weight != kNone) t.writes.push_back(s.op.in);
+    (s.router != kNone ? t.writes : t.reads).push_back(s.op.router);
+  }
+  void operator()(const DeltaStep& s) {
+    t.reads = {s.op.qkv, s.op.z, s.op.beta, s.op.alpha}, t.writes = {s.op.out};
+  }
+  void operator()(const LatentStep& s) { t.reads = {s.op.q, s.op.kv}, t.writes = {s.op.out}; }
+  void operator()(const HeadSliceStep& s) { t.reads = {s.op.in}, t.writes = {s.op.out}; }
+  void operator()(const SelectStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
+  void operator()(const HeadStep& s) { t.reads = {s.in}; }
+  template <class T>
+  void operator()(const OpStep<T>& s) {
+    for_inputs(s.op, [&](ValueId v) { t.reads.push_back(v); });
+    if constexpr (requires { s.op.out; }) t.writes = {s.op.out};
+  }
+};
+
 Touches touches(const Step& step) {
-  struct Visitor {
-    Touches t;
-    void operator()(const EmbedStep& s) { t.writes = {s.out}; }
-    void operator()(const MatmulStep& s) {
-      t.reads = {s.in};
-      if (s.norm.weight == kNone) t.plain_reads = {s.in};
-      for (const MatmulPart& p : s.parts) {
-        t.writes.push_back(p.out);  // gate and up too: some types go through f32
-        if (p.residual != kNone) t.reads.push_back(p.residual);
-      }
-      if (s.swiglu != kNone) t.writes.push_back(s.swiglu);
-    }
-    void operator()(const HeadsStep& s) { t.reads = {s.item.in}, t.writes = {s.item.out}; }
-    void operator()(const AttentionStep& s) {
-      t.reads = {s.q.in, s.k.in, s.v.in};
-      if (s.q.out != s.q.in) t.writes.push_back(s.q.out);
-      t.writes.push_back(s.op.out);
-    }
-    void operator()(const NormStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
-    void operator()(const AddStep& s) { t.reads = {s.a, s.b}, t.writes = {s.out}; }
-    void operator()(const SwiGluStep& s) { t.reads = {s.gate, s.up}, t.writes = {s.out}; }
-    void operator()(const SigmoidGateStep& s) { t.reads = {s.in, s.gate}, t.writes = {s.out}; }
-    void operator()(const MoeStep& s) {
-      t.reads = {s.in};
-      if (s.residual != kNone) t.reads.push_back(s.residual);
-      t.writes = {s.out};
-      if (s.norm.weight != kNone) t.writes.push_back(s.op.in);
-      (s.router != kNone ? t.writes : t.reads).push_back(s.op.router);
-    }
-    void operator()(const DeltaStep& s) {
-      t.reads = {s.op.qkv, s.op.z, s.op.beta, s.op.alpha}, t.writes = {s.op.out};
-    }
-    void operator()(const LatentStep& s) { t.reads = {s.op.q, s.op.kv}, t.writes = {s.op.out}; }
-    void operator()(const HeadSliceStep& s) { t.reads = {s.op.in}, t.writes = {s.op.out}; }
-    void operator()(const SelectStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
-    void operator()(const HeadStep& s) { t.reads = {s.in}; }
-  };
-  Visitor v;
+  TouchVisitor v;
   std::visit(v, step);
   return std::move(v.t);
 }

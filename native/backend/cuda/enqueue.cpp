@@ -1,6 +1,7 @@
 // A pass as launches: one function per kind of step.
 #include <algorithm>
 
+#include "backend/cuda/operands.h"
 #include "backend/cuda/program.h"
 #include "backend/cuda/tile.h"
 #include "base/clock.h"
@@ -38,7 +39,20 @@ PassArrays CudaProgram::arrays() const {
 }
 
 void CudaProgram::enqueue() {
-  for (const Step& s : steps_.steps) std::visit([this](const auto& one) { step(one); }, s);
+  for (const Step& s : steps_.steps)
+    std::visit(
+        [this]<class T>(const T& one) {
+          if constexpr (kIsOpStep<T>) require_weights(one.op);
+          step(one);
+        },
+        s);
+}
+
+// What an op of its own step reads must have come; it may be the first that reads any.
+template <class T>
+void CudaProgram::require_weights(const T& op) {
+  for_vectors(op, [&](WeightId) { loader_->require(kVectorGroup, stream_); });
+  for_matrices(op, [&](WeightId id) { loader_->require(residence_.matrix(id).group, stream_); });
 }
 
 void CudaProgram::step(const EmbedStep& s) {
@@ -172,6 +186,7 @@ void CudaProgram::step(const AttentionStep& s) {
 }
 
 void CudaProgram::step(const NormStep& s) {
+  loader_->require(kVectorGroup, stream_);
   const int32_t groups = rows_of(s.in) * (steps_.values[static_cast<size_t>(s.in)].width / s.norm.group);
   if (groups) launcher_->norm(value(s.in), value(s.out), norming(s.norm), groups, s.norm.group);
 }

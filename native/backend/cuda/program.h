@@ -133,6 +133,8 @@ class CudaProgram final : public Program {
 
   // enqueue.cpp: one launch or a few per step
   void enqueue();
+  template <class T>
+  void require_weights(const T& op);
   void step(const EmbedStep& s);
   void step(const MatmulStep& s);
   void step(const HeadsStep& s);
@@ -146,7 +148,15 @@ class CudaProgram final : public Program {
   void step(const HeadSliceStep& s);
   void step(const SelectStep& s);
   void step(const HeadStep& s);
+  void step(const LayerNormStep& s);  // enqueue_sparse.cpp from here
+  void step(const ConcatStep& s);
+  void step(const SiluStep& s);
   int32_t rows_of(ValueId v) const;
+  int32_t width_of(ValueId v) const { return steps_.values[static_cast<size_t>(v)].width; }
+  /// How many the value holds in this pass.
+  uint64_t values_of(ValueId v) const {
+    return static_cast<uint64_t>(rows_of(v)) * static_cast<uint64_t>(width_of(v));
+  }
   ValueId resolve(ValueId v) const;
   template <class T = float>
   T* value(ValueId v) const {

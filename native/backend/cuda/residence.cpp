@@ -1,5 +1,6 @@
 #include "backend/cuda/residence.h"
 
+#include "backend/cuda/operands.h"
 #include "backend/cuda/tile.h"
 #include "quant/dequantize.h"
 
@@ -16,6 +17,15 @@ constexpr size_t kGroupBytes = size_t{12} << 20;
 constexpr size_t kExpertReserve = size_t{4} << 30;
 
 size_t align_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+/// f(op) where the step is one op as it is.
+template <class F>
+void for_op(const Step& step, F f) {
+  const auto visit = [&f]<class T>(const T& s) {
+    if constexpr (kIsOpStep<T>) f(s.op);
+  };
+  std::visit(visit, step);
+}
 
 /// All of w, as `d` has it laid out; group and place are the caller's.
 LoadItem load_item(const Weight& w, const DeviceWeight& d) {
@@ -78,6 +88,7 @@ Residence::Residence(Device& device, const Plan& plan, const StepList& steps, co
         next_group();
       }
     }
+    for_op(step, [&](const auto& op) { for_matrices(op, [&](WeightId id) { matrix(id, true); }); });
     size_ = align_up(size_);
     if (group_bytes >= kGroupBytes) next_group();
   }
@@ -125,6 +136,7 @@ void Residence::add_vectors(const Plan& plan, const StepList& steps) {
       norm_of(head->norm);
       add_vector(plan, head->bias);
     }
+    for_op(step, [&](const auto& op) { for_vectors(op, [&](WeightId id) { add_vector(plan, id); }); });
   }
   LoadItem all;
   all.name = "norms and biases";

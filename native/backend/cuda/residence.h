@@ -11,6 +11,8 @@
 
 namespace reflex::cuda {
 
+inline constexpr int kVectorGroup = 0;  ///< of the loader: biases and norms' weights come first of all
+
 struct DeviceWeight {
   CUdeviceptr at = 0;
   bool tiled = false;  ///< tile.h's layout; else the file's

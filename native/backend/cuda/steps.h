@@ -2,6 +2,7 @@
 // lives. build_steps.cpp writes it, pass.cpp runs it. Plain data, no CUDA.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -96,9 +97,31 @@ struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
 
-using Step =
-    std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
-                 SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep, HeadStep>;
+/// An op that is a step of its own, as the plan has it: what it reads is in operands.h.
+template <class T>
+struct OpStep {
+  T op{};
+};
+template <class T>
+inline constexpr bool kIsOpStep = false;
+template <class T>
+inline constexpr bool kIsOpStep<OpStep<T>> = true;
+using LayerNormStep = OpStep<LayerNorm>;
+using ConcatStep = OpStep<Concat>;
+using SiluStep = OpStep<Silu>;
+
+using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
+                          SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep,
+                          HeadStep, LayerNormStep, ConcatStep, SiluStep>;
+
+/// Whether T is one of a variant's types.
+template <class T, class V>
+inline constexpr bool kHolds = false;
+template <class T, class... Types>
+inline constexpr bool kHolds<T, std::variant<Types...>> = (std::is_same_v<T, Types> || ...);
+/// Ops that run as they are.
+template <class T>
+concept StepOfItsOwn = kHolds<OpStep<T>, Step>;
 
 struct StepList {
   std::vector<Step> steps;
