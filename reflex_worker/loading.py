@@ -27,6 +27,7 @@ class Loader:
         # Input that somebody has sent already; then the first request is not made to wait for the
         # hidden one that would have warmed the model up for it.
         self.input_fd = -1
+        self.taking_in = False  # what was read from there is on its way to has_work
         self.has_work: Callable[[], bool] = lambda: False
 
     def start(self, path: str, experts: str | None = None) -> None:
@@ -72,10 +73,10 @@ class Loader:
         self.wake()
 
     def _somebody_waits(self) -> bool:
-        if self.has_work():
-            return True
-        if self.input_fd < 0:
-            return False
-        poll = select.poll()
-        poll.register(self.input_fd, select.POLLIN)
-        return bool(poll.poll(0))
+        # In the order that a request takes, so that none is missed on its way.
+        if self.input_fd >= 0:
+            poll = select.poll()
+            poll.register(self.input_fd, select.POLLIN)
+            if poll.poll(0):
+                return True
+        return self.taking_in or self.has_work()

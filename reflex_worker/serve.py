@@ -107,11 +107,12 @@ class OptionError(Exception):
 def run_stdio(options: ServeOptions) -> int:
     """Serve stdin and stdout until the end of input; the exit status. Raises what loading raised."""
     options.check()
-    loader = _begin(options)
-    from .transport_stdio import serve_stdio, take_stdio
+    _open_standard_descriptors()
+    in_fd, out_fd = _take_stdio()
+    loader = _begin(options, in_fd)
+    from .transport_stdio import serve_stdio, stdio_channel
 
-    channel = take_stdio()
-    loader.input_fd = channel.in_fd
+    channel = stdio_channel(in_fd, out_fd)
     worker, bell = _assemble(options, loader, "REFLEX_STDIO_READY", {})
     read = serve_stdio(worker, channel, bell)
     return _status(worker) if read else EXIT_NOBODY_READS
@@ -121,6 +122,7 @@ def run_uds(path: str, options: ServeOptions) -> int:
     """Serve a Unix socket until a signal or a shutdown line; the exit status. Raises what loading
     raised, and SocketError."""
     options.check()
+    _open_standard_descriptors()
     loader = _begin(options)
     from .transport_uds import SocketFile, serve_uds
 
@@ -134,9 +136,9 @@ def run_uds(path: str, options: ServeOptions) -> int:
     return _status(worker)
 
 
-def _begin(options: ServeOptions) -> Loader:
-    _open_standard_descriptors()
+def _begin(options: ServeOptions, input_fd: int = -1) -> Loader:
     loader = Loader(options.make_engine)
+    loader.input_fd = input_fd
     if options.model is not None:
         loader.start(options.model)
     import_msgspec()
@@ -152,6 +154,22 @@ def _open_standard_descriptors() -> None:
             posix.fstat(fd)
         except OSError:
             posix.open("/dev/null", posix.O_RDWR)  # takes the lowest number that is free: this one
+
+
+def _take_stdio() -> tuple[int, int]:
+    """The process's stdin and stdout as private descriptors. From now on descriptor 1 leads to stderr and
+    descriptor 0 to nothing, so that no library can write into the protocol or eat a request."""
+    import posix
+
+    in_fd, out_fd = posix.dup(0), posix.dup(1)
+    nothing = posix.open("/dev/null", posix.O_RDWR)
+    posix.dup2(nothing, 0, inheritable=True)
+    try:
+        posix.dup2(2, 1, inheritable=True)
+    except OSError:  # stderr is closed
+        posix.dup2(nothing, 1, inheritable=True)
+    posix.close(nothing)
+    return in_fd, out_fd
 
 
 def import_msgspec() -> None:

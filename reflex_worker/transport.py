@@ -39,6 +39,10 @@ class Bell:
         self._on_loaded = on_loaded
         self.fd = loader.wake_fd
 
+    def taking_in(self, now: bool) -> None:
+        """What the client has sent is being read, or has reached the worker."""
+        self._loader.taking_in = now
+
     def answer(self, worker: Worker) -> None:
         """Tell the worker what has happened."""
         self._loader.clear_wake()
@@ -153,6 +157,13 @@ class _Loop:
         self._watched = wanted
 
     def _read(self) -> None:
+        self.bell.taking_in(True)
+        try:
+            self._take_in()
+        finally:
+            self.bell.taking_in(False)
+
+    def _take_in(self) -> None:
         try:
             data = os.read(self.channel.in_fd, READ_BYTES)
         except BlockingIOError:

@@ -154,9 +154,22 @@ def test_a_resident_worker_warms_up_before_it_says_ready():
         assert worker.hear()["model"]["warmed_up"] is True
 
 
-def test_a_request_that_waits_already_is_not_made_to_wait_for_a_hidden_step():
-    _, lines, _ = run_to_end(b'{"type":"info"}\n', engine={"load_ms": 200})
-    assert lines[0]["model"]["warmed_up"] is False
+def test_a_request_that_waits_already_is_not_made_to_wait_for_a_hidden_step(tmp_path):
+    gate = tmp_path / "gate"
+    with stdio_worker(engine={"gate": str(gate)}) as worker:
+        worker.tell(type="info")
+        gate.touch()
+        assert worker.hear()["model"]["warmed_up"] is False
+
+
+def test_a_request_that_waits_is_seen_by_a_load_that_ends_before_the_imports():
+    """Stdin was looked at only once the worker's own imports were through."""
+    out_end, in_end = os.pipe()
+    os.write(in_end, b'{"type":"info"}\n')
+    os.close(in_end)
+    done = subprocess.run(fake_argv("stdio"), stdin=out_end, capture_output=True, timeout=LIMIT)
+    os.close(out_end)
+    assert json.loads(done.stdout)["model"]["warmed_up"] is False
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
