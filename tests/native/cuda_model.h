@@ -1,33 +1,33 @@
-// A random dense decoder of any shape with weights of any type, for the CUDA backend's tests: the
-// plan, and the memory behind its weights.
+// A random dense decoder of any shape with weights of any type, for the tests of both backends.
 #pragma once
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
 #include "base/half.h"
+#include "plan_builder.h"
 #include "quant/quantize.h"
+#include "rowset.h"
 
 namespace cuda_test {
 
 using namespace reflex;
+using native_test::Rowset;
 
 struct Shape {
   int32_t d = 256, heads = 4, kv_heads = 2, hd = 64, ff = 512, vocab = 333, layers = 2;
   bool qk_norm = true, bias = false, adjacent = false, tied = true;
   GgmlType matrix = GgmlType::F32, value = GgmlType::F32, table = GgmlType::F32;
+  int32_t hd_v = 0;  ///< 0: as hd
 };
 
-class Model {
+class Model : public native_test::PlanBuilder {
  public:
-  explicit Model(const Shape& s, uint32_t seed = 1) : s_(s), rng_(seed) {
+  explicit Model(const Shape& s, uint32_t seed = 1) : PlanBuilder(s.vocab, s.d, seed), s_(s) {
     plan.n_layers = s.layers;
-    plan.n_vocab = s.vocab;
-    plan.n_embd = s.d;
     plan.n_ctx_train = 4096;
     RopeSpec rope{s.hd / 2 * 2, s.adjacent ? RopeSpec::Pairing::adjacent : RopeSpec::Pairing::half, {}, 1.1f};
     for (int i = 0; i < rope.n_rot / 2; ++i)
@@ -42,41 +42,17 @@ class Model {
     plan.ops.emplace_back(Head{x, head, s.bias ? vector("output.bias", s.vocab, 0.0f) : kNone});
   }
 
-  Plan plan;
-
  protected:
   /// No ops yet: for models of other layers.
-  Model(int32_t d, int32_t vocab, int32_t layers, uint32_t seed) : rng_(seed) {
+  Model(int32_t d, int32_t vocab, int32_t layers, uint32_t seed) : PlanBuilder(vocab, d, seed) {
     s_.d = d;
     s_.vocab = vocab;
     s_.layers = plan.n_layers = layers;
-    plan.n_vocab = vocab;
-    plan.n_embd = d;
     plan.n_ctx_train = 4096;
   }
 
-  WeightId add(const std::string& name, GgmlType type, int64_t n_in, int64_t n_out,
-               std::vector<uint8_t> bytes) {
-    Weight w;
-    w.name = name;
-    w.type = type;
-    w.ne[0] = n_in;
-    w.ne[1] = n_out;
-    storage_.push_back(std::move(bytes));
-    w.data = storage_.back().data();
-    w.nbytes = storage_.back().size();
-    plan.weights.push_back(w);
-    return static_cast<WeightId>(plan.weights.size()) - 1;
-  }
-
   WeightId vector(const std::string& name, int64_t n, float center) {
-    std::normal_distribution<float> normal(center, 0.1f);
-    std::vector<uint8_t> bytes(static_cast<size_t>(n) * sizeof(float));
-    for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-      const float f = normal(rng_);
-      std::memcpy(&bytes[4 * i], &f, 4);
-    }
-    return add(name, GgmlType::F32, n, 1, std::move(bytes));
+    return normal(name, n, 1, 1, center, 0.1f);
   }
 
   /// Values of about 1 / sqrt(n_in), whatever the type.
@@ -115,18 +91,6 @@ class Model {
     }
   }
 
-  ValueId value(int32_t width, Rows rows = Rows::all) {
-    plan.values.push_back({width, rows});
-    return static_cast<ValueId>(plan.values.size()) - 1;
-  }
-  int32_t width(ValueId v) const { return plan.values[static_cast<size_t>(v)].width; }
-  ValueId like(ValueId v, int32_t w) { return value(w, plan.values[static_cast<size_t>(v)].rows); }
-  template <class T>
-  ValueId push(ValueId out, T op) {
-    op.out = out;
-    plan.ops.emplace_back(op);
-    return out;
-  }
   ValueId norm(ValueId x, int32_t group) {
     return push(like(x, width(x)), RmsNorm{x, kNone, vector("norm.weight", group, 1.0f), group, 1e-6f});
   }
@@ -135,25 +99,26 @@ class Model {
     return push(like(x, n_out), Linear{x, kNone, w, bias ? vector("matrix.bias", n_out, 0.0f) : kNone});
   }
   ValueId rope(ValueId x, int32_t heads) { return push(like(x, width(x)), Rope{x, kNone, 0, heads}); }
-  ValueId select(ValueId x) { return push(value(width(x), Rows::outputs), SelectOutputs{x, kNone}); }
 
   ValueId layer(int32_t i, ValueId x, bool last) {
     const ValueId h = norm(x, s_.d);
     ValueId q = linear(last ? select(h) : h, s_.heads * s_.hd, s_.matrix, s_.bias);
     ValueId k = linear(h, s_.kv_heads * s_.hd, s_.matrix, s_.bias);
-    const ValueId v = linear(h, s_.kv_heads * s_.hd, s_.value, s_.bias);
+    const int32_t hd_v = s_.hd_v > 0 ? s_.hd_v : s_.hd;
+    const ValueId v = linear(h, s_.kv_heads * hd_v, s_.value, s_.bias);
     if (s_.qk_norm) {
       q = norm(q, s_.hd);
       k = norm(k, s_.hd);
     }
     q = rope(q, s_.heads);
     k = rope(k, s_.kv_heads);
-    for (const char* name : {"k", "v"})
-      plan.states.push_back(
-          {name + std::to_string(i), StateSpec::Kind::per_token, s_.kv_heads * s_.hd, false});
+    const auto kept = [&](const char* name, int32_t width) {
+      return state(name + std::to_string(i), StateSpec::Kind::per_token, width, false);
+    };
+    const StateId ks = kept("k", s_.kv_heads * s_.hd), vs = kept("v", s_.kv_heads * hd_v);
     const ValueId o =
-        push(like(q, s_.heads * s_.hd), Attention{q, k, v, kNone, 2 * i, 2 * i + 1, s_.heads, s_.kv_heads,
-                                                  s_.hd, s_.hd, 1.0f / std::sqrt(static_cast<float>(s_.hd))});
+        push(like(q, s_.heads * hd_v), Attention{q, k, v, kNone, ks, vs, s_.heads, s_.kv_heads, s_.hd, hd_v,
+                                                 1.0f / std::sqrt(static_cast<float>(s_.hd))});
     const ValueId a = linear(o, s_.d, s_.matrix);
     x = push(like(a, s_.d), Add{last ? select(x) : x, a, kNone});
     const ValueId f = norm(x, s_.d);
@@ -163,38 +128,6 @@ class Model {
   }
 
   Shape s_;
-  std::mt19937 rng_;
-  std::deque<std::vector<uint8_t>> storage_;
-};
-
-/// The rows of a pass, owned.
-struct Rowset {
-  std::vector<int32_t> tokens, positions, parents, outputs;
-  int32_t first_slot = 0;
-
-  /// n rows that continue a chain of first_slot rows; `last_only`: one output, else all.
-  static Rowset chain(int32_t first_slot, int32_t n, int32_t vocab, bool last_only) {
-    Rowset r;
-    r.first_slot = first_slot;
-    for (int32_t i = first_slot; i < first_slot + n; ++i) {
-      r.tokens.push_back((i * 7919 + 13) % vocab);
-      r.positions.push_back(i);
-      r.parents.push_back(i - 1);
-      if (!last_only || i + 1 == first_slot + n) r.outputs.push_back(i - first_slot);
-    }
-    return r;
-  }
-
-  Pass pass(HeadMode head = HeadMode::full) const {
-    Pass p;
-    p.tokens = tokens;
-    p.positions = positions;
-    p.parents = parents;
-    p.first_slot = first_slot;
-    p.outputs = outputs;
-    p.head = head;
-    return p;
-  }
 };
 
 }  // namespace cuda_test

@@ -47,11 +47,6 @@ class MixerModel : public Model {
     plan.ops.emplace_back(Head{norm(x, s_.d), matrix("output.weight", s_.d, s_.vocab, GgmlType::F32), kNone});
   }
 
-  StateId state(const std::string& name, StateSpec::Kind kind, int32_t width, bool always_f32) {
-    plan.states.push_back({name, kind, width, always_f32});
-    return static_cast<StateId>(plan.states.size()) - 1;
-  }
-
   ValueId delta(const DeltaShape& s, int32_t i, ValueId h, bool last) {
     const int32_t inner = s.value_heads * s.value_dim, channels = 2 * s.key_heads * s.key_dim + inner;
     GatedDelta op{};
