@@ -89,30 +89,43 @@ class Progress:
         import posix
 
         self.shown = posix.isatty(2) and engine.info["file_bytes"] >= PROGRESS_FROM_BYTES
-        if self.shown and not engine.load_progress[2]:
-            import _thread
+        if not self.shown:
+            return
+        import _thread
 
+        self.line = _thread.allocate_lock()  # held while it is written, so that clear() comes last
+        if not engine.load_progress[2]:
             _thread.start_new_thread(self.tell, (engine,))
 
     def tell(self, engine):
         import time
 
+        while self.look(engine):
+            time.sleep(PROGRESS_EVERY_S)
+
+    def look(self, engine):
+        """Write how far the load is; whether there will be more to tell."""
         from .cli import write
 
-        while self.shown:
-            done, total, finished = engine.load_progress
-            if finished or done >= total:
-                return self.clear()
-            write(2, f"\rloading {done / 1e9:.1f} of {total / 1e9:.1f} GB, {100 * done // total}%")
-            time.sleep(PROGRESS_EVERY_S)
+        done, total, finished = engine.load_progress
+        if finished or done >= total:
+            self.clear()
+            return False
+        with self.line:
+            if self.shown:
+                write(2, f"\rloading {done / 1e9:.1f} of {total / 1e9:.1f} GB, {100 * done // total}%")
+            return self.shown
 
     def clear(self):
         """Empty the line: what comes next is the result."""
-        if self.shown:
-            from .cli import write
+        if not self.shown:
+            return
+        from .cli import write
 
-            self.shown = False
-            write(2, "\r\x1b[K")
+        with self.line:
+            if self.shown:
+                self.shown = False
+                write(2, "\r\x1b[K")
 
 
 def with_tokenizer(engine, path, ask):

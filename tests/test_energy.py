@@ -6,11 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
-from reflex_worker import cli_doctor, cli_plot, energy
+from reflex_worker import cli, cli_doctor, cli_model, cli_plot, energy
 
 
 def make_package(root, name: str, micro_joules: int, span: int = 1000_000_000):
@@ -156,22 +155,49 @@ class Loading:
         return next(self.looks, (4 << 30, 4 << 30, True))
 
 
-@pytest.mark.parametrize(("file_bytes", "on_terminal"), [(2 << 30, True), (2 << 30, False), (5 << 20, True)])
-def test_progress_of_a_long_load_on_a_terminal_alone(monkeypatch, file_bytes, on_terminal):
+@pytest.fixture
+def terminal(monkeypatch) -> list[tuple[int, str]]:
+    """What is written; stderr is a terminal, and a thread that is started has all its turns at once."""
+    import _thread
     import posix
 
-    from reflex_worker import cli, cli_model
-
-    said = []
-    monkeypatch.setattr(posix, "isatty", lambda fd: fd == 2 and on_terminal)
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(posix, "isatty", lambda fd: fd == 2)
     monkeypatch.setattr(cli, "write", lambda fd, text: said.append((fd, text)))
-    monkeypatch.setattr(cli_model, "PROGRESS_EVERY_S", 0.001)
-    progress = cli_model.Progress(Loading(file_bytes))
-    deadline = time.monotonic() + 30
-    while progress.shown and time.monotonic() < deadline:
-        time.sleep(0.002)
-    if not on_terminal or file_bytes < 1_000_000_000:
-        assert said == []
-        return
-    assert [fd for fd, _ in said] == [2] * len(said)
-    assert said[0][1] == "\rloading 1.1 of 4.3 GB, 25%" and said[-1][1] == "\r\x1b[K"
+    monkeypatch.setattr(_thread, "start_new_thread", lambda run, arguments: run(*arguments))
+    monkeypatch.setattr(cli_model, "PROGRESS_EVERY_S", 0)
+    return said
+
+
+def test_progress_of_a_long_load_on_a_terminal(terminal):
+    cli_model.Progress(Loading(2 << 30))
+    assert terminal == [
+        (2, "\rloading 1.1 of 4.3 GB, 25%"),
+        (2, "\rloading 3.2 of 4.3 GB, 75%"),
+        (2, "\r\x1b[K"),
+    ]
+
+
+@pytest.mark.parametrize(("file_bytes", "on_terminal"), [(2 << 30, False), (5 << 20, True)])
+def test_no_progress_of_a_short_load_nor_into_a_file(terminal, monkeypatch, file_bytes, on_terminal):
+    import posix
+
+    monkeypatch.setattr(posix, "isatty", lambda fd: on_terminal)
+    cli_model.Progress(Loading(file_bytes)).clear()
+    assert terminal == []
+
+
+def test_a_load_that_ends_while_it_is_looked_at_leaves_no_line(terminal, monkeypatch):
+    """Between the look and the write the result's command cleared the line: then it came back once more."""
+    import _thread
+
+    class Ending(Loading):
+        @property
+        def load_progress(self) -> tuple[int, int, bool]:
+            progress.clear()
+            return 1 << 30, 4 << 30, False
+
+    monkeypatch.setattr(_thread, "start_new_thread", lambda run, arguments: None)
+    progress = cli_model.Progress(Loading(2 << 30))
+    progress.tell(Ending(2 << 30))
+    assert terminal == [(2, "\r\x1b[K")]

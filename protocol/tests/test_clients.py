@@ -24,6 +24,9 @@ from reflex_protocol.messages import GenerateFinal, Request, TokenEvent
 
 SCRIPT = str(Path(__file__).with_name("scripted_worker.py"))
 
+# Seconds after which a test gives up waiting: long, since the machine may be busy.
+WAIT = 60.0
+
 
 def argv(behaviour=""):
     return [sys.executable, "-u", SCRIPT, behaviour]
@@ -35,11 +38,11 @@ def argv(behaviour=""):
 async def test_async_ready_line_and_answers():
     async with await AsyncClient.spawn(argv()) as worker:
         assert await worker.ready() == {"pid": 1, "model": 'm "q".gguf', "load_ms": 1.5, "odd": "a/b"}
-        assert (await worker.generate("x", timeout=20)).text == "ab"
-        assert (await worker.score("x", [" a", " b"], timeout=20)).best_index == 0
-        assert await worker.tokenize("four", timeout=20) == [4]
-        await worker.ping(timeout=20)
-        assert len((await worker.generate("huge", timeout=20)).text) == 3_000_000
+        assert (await worker.generate("x", timeout=WAIT)).text == "ab"
+        assert (await worker.score("x", [" a", " b"], timeout=WAIT)).best_index == 0
+        assert await worker.tokenize("four", timeout=WAIT) == [4]
+        await worker.ping(timeout=WAIT)
+        assert len((await worker.generate("huge", timeout=WAIT)).text) == 3_000_000
     assert worker.exit_status == 0
 
 
@@ -51,16 +54,16 @@ async def test_async_stream_yields_tokens_and_then_the_final():
 
 async def test_async_many_at_once_come_back_in_order():
     async with await AsyncClient.spawn(argv()) as worker:
-        answers = await asyncio.gather(*(worker.generate("x", timeout=20) for _ in range(50)))
+        answers = await asyncio.gather(*(worker.generate("x", timeout=WAIT) for _ in range(50)))
         assert [a.id for a in answers] == sorted((a.id for a in answers), key=lambda i: int(i[1:]))
 
 
 async def test_async_an_error_final_is_an_exception_with_its_kind():
     async with await AsyncClient.spawn(argv()) as worker:
         with pytest.raises(WorkerError) as e:
-            await worker.generate("refuse", timeout=20)
+            await worker.generate("refuse", timeout=WAIT)
         assert e.value.kind == "context_overflow"
-        assert (await worker.generate("x", timeout=20)).text == "ab"
+        assert (await worker.generate("x", timeout=WAIT)).text == "ab"
 
 
 async def test_async_cancel_gives_what_there_was():
@@ -68,7 +71,7 @@ async def test_async_cancel_gives_what_there_was():
         exchange = await worker.submit(Request(prompt="silence"))
         exchange.cancel()
         with pytest.raises(Cancelled) as e:
-            await exchange.final(20)
+            await exchange.final(WAIT)
         assert (e.value.token_ids, e.value.text) == ([1], "a")
 
 
@@ -78,7 +81,7 @@ async def test_async_leaving_a_stream_early_cancels_it():
         async for _ in stream:
             break
         await stream.aclose()
-        await worker.ping(timeout=20)  # the cancel before it has been read by now
+        await worker.ping(timeout=WAIT)  # the cancel before it has been read by now
         assert not worker._exchanges
 
 
@@ -86,18 +89,18 @@ async def test_async_a_timeout_cancels():
     async with await AsyncClient.spawn(argv()) as worker:
         with pytest.raises(WorkerTimeout):
             await worker.generate("silence", timeout=0.05)
-        await worker.ping(timeout=20)
+        await worker.ping(timeout=WAIT)
         assert not worker._exchanges
 
 
 async def test_async_a_cancelled_task_cancels_its_request():
     async with await AsyncClient.spawn(argv()) as worker:
         task = asyncio.create_task(worker.generate("silence"))
-        await worker.ping(timeout=20)
+        await worker.ping(timeout=WAIT)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await worker.ping(timeout=20)
+        await worker.ping(timeout=WAIT)
         assert not worker._exchanges
 
 
@@ -107,19 +110,19 @@ async def test_async_death_fails_everything_that_waits():
     queued = await worker.submit(Request(prompt="x"))
     for exchange in (running, queued):
         with pytest.raises(WorkerDied) as e:
-            await exchange.final(20)
+            await exchange.final(WAIT)
         assert e.value.exit_status == -signal.SIGKILL
         assert e.value.stderr[-1] == "last words"
     with pytest.raises(WorkerDied):
         await worker.ping()
-    assert await worker.wait(20) == -signal.SIGKILL
+    assert await worker.wait(WAIT) == -signal.SIGKILL
     await worker.close()
 
 
 async def test_async_garbage_ends_the_worker():
     worker = await AsyncClient.spawn(argv())
     with pytest.raises(RemoteProtocolError):
-        await worker.generate("garbage", timeout=20)
+        await worker.generate("garbage", timeout=WAIT)
     await worker.close()
     assert worker.exit_status == -signal.SIGKILL
 
@@ -135,8 +138,8 @@ async def test_async_a_worker_that_is_never_ready_is_killed():
 
 
 async def test_async_megabytes_of_stderr_do_not_block_the_worker():
-    async with await AsyncClient.spawn(argv("chatty"), ready_timeout=60) as worker:
-        assert (await worker.generate("x", timeout=20)).text == "ab"
+    async with await AsyncClient.spawn(argv("chatty"), ready_timeout=WAIT) as worker:
+        assert (await worker.generate("x", timeout=WAIT)).text == "ab"
         assert len(worker.stderr_tail) <= 20
 
 
@@ -148,7 +151,7 @@ async def test_async_a_worker_that_does_not_leave_is_killed():
 
 async def test_async_shutdown_and_nothing_after_it():
     async with await AsyncClient.spawn(argv()) as worker:
-        assert await worker.shutdown(timeout=20) == 0
+        assert await worker.shutdown(timeout=WAIT) == 0
         with pytest.raises((WorkerDied, LocalProtocolError)):
             await worker.ping()
 
@@ -170,27 +173,27 @@ async def test_async_environment_and_folder_reach_the_worker(tmp_path):
 def test_ready_line_and_answers():
     with Client.spawn(argv()) as worker:
         assert worker.ready()["model"] == 'm "q".gguf'
-        assert worker.generate("x", timeout=20).text == "ab"
-        assert worker.score("x", [" a", " b"], timeout=20).entropy == 1.0
-        assert worker.tokenize("four", timeout=20) == [4]
-        worker.ping(timeout=20)
-        assert len(worker.generate("huge", timeout=20).text) == 3_000_000
-        assert len(worker.generate("y" * 3_000_000, timeout=20).text) == 2
+        assert worker.generate("x", timeout=WAIT).text == "ab"
+        assert worker.score("x", [" a", " b"], timeout=WAIT).entropy == 1.0
+        assert worker.tokenize("four", timeout=WAIT) == [4]
+        worker.ping(timeout=WAIT)
+        assert len(worker.generate("huge", timeout=WAIT).text) == 3_000_000
+        assert len(worker.generate("y" * 3_000_000, timeout=WAIT).text) == 2
     assert worker.exit_status == 0
 
 
 def test_stream_yields_tokens_and_then_the_final():
     with Client.spawn(argv()) as worker:
-        events = list(worker.stream(Request(prompt="x", stream=True), timeout=20))
+        events = list(worker.stream(Request(prompt="x", stream=True), timeout=WAIT))
         assert [type(e) for e in events] == [TokenEvent, TokenEvent, GenerateFinal]
 
 
 def test_an_error_final_is_an_exception_with_its_kind():
     with Client.spawn(argv()) as worker:
         with pytest.raises(WorkerError) as e:
-            worker.generate("refuse", timeout=20)
+            worker.generate("refuse", timeout=WAIT)
         assert e.value.kind == "context_overflow"
-        assert worker.generate("x", timeout=20).text == "ab"
+        assert worker.generate("x", timeout=WAIT).text == "ab"
 
 
 def test_cancel_gives_what_there_was():
@@ -198,15 +201,15 @@ def test_cancel_gives_what_there_was():
         exchange = worker.submit(Request(prompt="silence"))
         worker.cancel(exchange.id)
         with pytest.raises(Cancelled) as e:
-            worker.final(exchange, 20)
+            worker.final(exchange, WAIT)
         assert (e.value.token_ids, e.value.text) == ([1], "a")
 
 
 def test_leaving_a_stream_early_cancels_it():
     with Client.spawn(argv()) as worker:
-        for _ in worker.stream(Request(prompt="silence", stream=True), timeout=20):
+        for _ in worker.stream(Request(prompt="silence", stream=True), timeout=WAIT):
             break
-        worker.ping(timeout=20)
+        worker.ping(timeout=WAIT)
         assert worker._conversation.open == [] and not worker._events
 
 
@@ -214,14 +217,14 @@ def test_a_timeout_cancels():
     with Client.spawn(argv()) as worker:
         with pytest.raises(WorkerTimeout):
             worker.generate("silence", timeout=0.05)
-        worker.ping(timeout=20)
+        worker.ping(timeout=WAIT)
         assert worker._conversation.open == [] and not worker._events
 
 
 def test_death_tells_status_and_last_words():
     worker = Client.spawn(argv())
     with pytest.raises(WorkerDied) as e:
-        list(worker.stream(Request(prompt="die", stream=True), timeout=20))
+        list(worker.stream(Request(prompt="die", stream=True), timeout=WAIT))
     assert e.value.exit_status == -signal.SIGKILL
     assert e.value.stderr[-1] == "last words"
     with pytest.raises(WorkerDied):
@@ -232,7 +235,7 @@ def test_death_tells_status_and_last_words():
 def test_garbage_ends_the_worker():
     worker = Client.spawn(argv())
     with pytest.raises(RemoteProtocolError):
-        worker.generate("garbage", timeout=20)
+        worker.generate("garbage", timeout=WAIT)
     worker.close()
     assert worker.exit_status == -signal.SIGKILL
 
@@ -248,8 +251,8 @@ def test_a_worker_that_is_never_ready_is_killed():
 
 
 def test_megabytes_of_stderr_do_not_block_the_worker():
-    with Client.spawn(argv("chatty"), ready_timeout=60) as worker:
-        assert worker.generate("x", timeout=20).text == "ab"
+    with Client.spawn(argv("chatty"), ready_timeout=WAIT) as worker:
+        assert worker.generate("x", timeout=WAIT).text == "ab"
 
 
 def test_a_worker_that_does_not_leave_is_killed():
@@ -290,8 +293,8 @@ def echo_socket():
 
 async def test_async_dial_and_lose_a_connection(echo_socket):
     async with await AsyncClient.connect(echo_socket) as worker:
-        await worker.ping(timeout=20)
-        assert await worker.shutdown(timeout=20) is None
+        await worker.ping(timeout=WAIT)
+        assert await worker.shutdown(timeout=WAIT) is None
         assert worker.gone
         with pytest.raises(WorkerDied, match="closed the connection"):
             await worker.ping()
@@ -299,8 +302,8 @@ async def test_async_dial_and_lose_a_connection(echo_socket):
 
 def test_dial_and_lose_a_connection(echo_socket):
     with Client.connect(echo_socket) as worker:
-        worker.ping(timeout=20)
-        assert worker.shutdown(timeout=20) is None
+        worker.ping(timeout=WAIT)
+        assert worker.shutdown(timeout=WAIT) is None
         with pytest.raises(WorkerDied, match="closed the connection"):
             worker.ping()
 

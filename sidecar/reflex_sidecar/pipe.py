@@ -28,7 +28,7 @@ from reflex_protocol.messages import (
 STDERR_TAIL_LINES: Final = 20
 STDERR_LINE_BYTES: Final = 8192
 # How long the last words on stderr are waited for once stdout has ended.
-LAST_WORDS_SECONDS: Final = 1.0
+LAST_WORDS_SECONDS: Final = 10.0
 
 
 class Answer:

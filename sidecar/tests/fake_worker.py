@@ -6,6 +6,7 @@ brackets, the last of each in the prompt, tell it what to do:
     [[say:TEXT]]      answer TEXT (\\n, \\[ and \\] are escapes); [[slow:MS]] that long before each token
     [[never-end]]     go on to max_tokens
     [[prefill:N]]     N chunks of prefill, each [[chunk:MS]] long
+    [[until:PATH]]    after the first chunk or token, wait until that file is there
     [[hang]]          never answer again, not even pings
     [[crash]]         die at once; [[crash-after:N]] die after N tokens
     [[error:KIND]]    end with that error
@@ -257,9 +258,20 @@ class FakeWorker:
                 return
             if m.progress:
                 self.say(ProgressEvent(id=m.id, done=len(ids) * (i + 1) // chunks, total=len(ids)))
+            if chunks > 1 and self.held(m, prompt):
+                return
         if m.scores:
             return self.score(m, ids)
         self.generate(m, prompt, ids)
+
+    def held(self, m: Request, prompt: str) -> bool:
+        """Wait for the file of `until`; whether it is cancelled meanwhile."""
+        path = directive(prompt, "until")
+        while path is not None and not self.eof and not Path(path).exists():
+            self.look(0.01)
+            if self.is_cancelled(m):
+                return True
+        return False
 
     def generate(self, m: Request, prompt: str, ids: list[int]) -> None:
         said = directive(prompt, "say")
@@ -284,7 +296,7 @@ class FakeWorker:
         hold = max((len(s) for s in m.stop), default=1) - 1
         for token in planned[:room]:
             self.look(slow)
-            if self.is_cancelled(m):
+            if self.is_cancelled(m) or (out and self.held(m, prompt)):
                 return
             if crash_after is not None and len(out) >= int(crash_after):
                 os._exit(71)

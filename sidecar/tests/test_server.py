@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from reflex_sidecar import options
-from servers import Server, StartServer, error_of
+from servers import START_SECONDS, Server, StartServer, error_of
 
 
 def test_tokenize_and_back(server: Server):
@@ -137,7 +137,7 @@ def test_energy_is_counted_where_known_and_left_out_where_not(server: Server, st
 def spoken(server: Server, data: bytes) -> tuple[bytes, httpx.Response]:
     """The raw answer to raw bytes, and what it says."""
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as s:
+    with socket.create_connection((host, int(port)), timeout=START_SECONDS) as s:
         s.sendall(data)
         answer = b""
         while part := s.recv(65536):

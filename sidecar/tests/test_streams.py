@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,11 +106,24 @@ def test_a_failure_in_the_middle_is_an_event_and_then_done(start_server: StartSe
     assert text_of(events) == "abc"
 
 
-def test_silence_is_filled_with_comments(start_server: StartServer):
+def lines_until_alive(start_server: StartServer, gate: Path, text: str, comments: int) -> list[str]:
+    """The lines of a stream that is held by `gate` until so many comments have come."""
     server = start_server("--keep-alive", "0.05")
-    r = server.chat("[[say:ab]][[slow:300]]", stream=True)
-    assert r.text.count(": keep-alive\n\n") >= 3
-    assert text_of(events_of(r)) == "ab"
+    body = {"messages": [{"role": "user", "content": text}], "stream": True}
+    lines: list[str] = []
+    with server.http.stream("POST", "/v1/chat/completions", json=body) as r:
+        for line in r.iter_lines():
+            lines.append(line)
+            if lines.count(": keep-alive") == comments:
+                gate.touch()
+    assert lines.count(": keep-alive") >= comments
+    return lines
+
+
+def test_silence_is_filled_with_comments(start_server: StartServer, tmp_path: Path):
+    gate = tmp_path / "gate"
+    lines = lines_until_alive(start_server, gate, f"[[say:ab]][[until:{gate}]]", 3)
+    assert text_of([json.loads(line[6:]) for line in lines if line.startswith("data: {")]) == "ab"
 
 
 def test_nothing_goes_out_before_the_worker_has_begun(start_server: StartServer):
@@ -119,18 +133,20 @@ def test_nothing_goes_out_before_the_worker_has_begun(start_server: StartServer)
     assert r.status_code == 400
 
 
-def test_a_long_prefill_shows_life(start_server: StartServer):
-    server = start_server("--keep-alive", "0.05")
-    body = {"messages": [{"role": "user", "content": "[[prefill:3]][[chunk:200]][[say:x]]"}], "stream": True}
-    with server.http.stream("POST", "/v1/chat/completions", json=body) as r:
-        lines = list(r.iter_lines())
+def test_a_long_prefill_shows_life(start_server: StartServer, tmp_path: Path):
+    gate = tmp_path / "gate"
+    lines = lines_until_alive(start_server, gate, f"[[prefill:3]][[until:{gate}]][[say:x]]", 1)
     first_token = next(i for i, line in enumerate(lines) if '"content":"x"' in line)
     assert any("keep-alive" in line for line in lines[:first_token])
 
 
-def test_a_timeout_in_the_middle_is_an_event(start_server: StartServer):
-    server = start_server("--timeout", "0.6")
-    events = events_of(server.chat("[[say:abc]][[slow:250]][[never-end]]", stream=True))
+def test_a_timeout_in_the_middle_is_an_event(start_server: StartServer, tmp_path: Path):
+    for seconds in ("0.6", "6", "60"):  # as long as this machine needs to begin
+        server = start_server("--timeout", seconds)
+        r = server.chat(f"[[say:abc]][[until:{tmp_path}/never]]", stream=True)
+        if r.status_code == 200:
+            break
+    events = events_of(r)
     assert events[-2]["error"]["code"] == "timeout" and events[-1] == "[DONE]"
 
 

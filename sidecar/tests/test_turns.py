@@ -10,7 +10,7 @@ from reflex_sidecar.turns import Turns
 
 
 async def take(
-    turns: Turns, name: str, order: list[str], hold: asyncio.Event | None = None, timeout_s: float = 5
+    turns: Turns, name: str, order: list[str], hold: asyncio.Event | None = None, timeout_s: float = 60
 ):
     async with turns.turn(timeout_s):
         order.append(name)

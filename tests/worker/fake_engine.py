@@ -8,6 +8,7 @@ prompt can ask for trouble:
     print:          a library prints to descriptor 1 in its first step
     hang:           its second step never returns
     slow:           each step takes 20 ms
+    until:PATH      likewise, and generation ends with the first token after that file is there
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class FakeTask:
         if word == b"print" and self._n_steps == 1:
             os.write(1, b"a library talks\n")
             print("and so does Python", flush=True)
-        if word == b"slow":
+        if word in (b"slow", b"until"):
             time.sleep(SLOW_SECONDS)
         if word == b"hang" and self._n_steps == 2:
             time.sleep(3600)
@@ -76,6 +77,10 @@ class FakeTask:
             return None
         self._evaluated = min(len(self.ids), self._evaluated + self._chunk)
         return Event("progress", done=self._evaluated, total=len(self.ids))
+
+    def _told_to_end(self) -> bool:
+        word, _, path = self.prompt.partition(b":")
+        return word == b"until" and os.path.exists(path)
 
     def _out_of_time(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
@@ -114,7 +119,8 @@ class FakeGeneration(FakeTask):
         if self.finish_reason or self.stop_match is not None:
             self.finish_reason = self.finish_reason or "stop"
             return Event("done")
-        if self._out_of_time() or len(self.token_ids) >= self._o["max_tokens"]:
+        enough = len(self.token_ids) >= self._o["max_tokens"] or (self.token_ids and self._told_to_end())
+        if self._out_of_time() or enough:
             self.finish_reason = "timeout" if self._out_of_time() else "length"
             return Event("done")
         source = self.prompt or b"."

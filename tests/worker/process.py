@@ -98,6 +98,15 @@ class Process(Lines):
             if word in line.decode():
                 return line.decode()
 
+    def terminate_and_wait_until_it_knows(self, client: Lines) -> None:
+        """SIGTERM while something runs, until the worker tells a client that it is leaving: a request
+        that comes to its turn before that may still run."""
+        self.popen.terminate()
+        while True:
+            client.tell(type="hello")
+            if client.hear_until("hello")[-1]["state"] == "draining":
+                return
+
     def close_stdin(self) -> None:
         assert self.popen.stdin
         self.popen.stdin.close()

@@ -212,7 +212,7 @@ async def test_stream_progress_and_final(spawn):
 
 async def test_ping_and_hello_are_answered_while_a_request_runs(spawn):
     worker = await spawn()
-    running = await worker.submit(Request(prompt="slow:", max_tokens=1000))
+    running = await worker.submit(Request(prompt="slow:", max_tokens=1_000_000))
     await worker.ping(timeout=WAIT)
     assert (await worker.hello(timeout=WAIT)).state == "running"
     assert not running.done
@@ -231,10 +231,10 @@ async def test_ping_and_hello_are_answered_while_the_model_loads(spawn, tmp_path
     assert (await worker.hello(timeout=WAIT)).state == "ready"
 
 
-@pytest.mark.parametrize("prompt", ["slow:" + "p" * 5000, "slow:"], ids=["prefill", "decode"])
+@pytest.mark.parametrize("prompt", ["slow:" + "p" * 100_000, "slow:"], ids=["prefill", "decode"])
 async def test_cancel_while_it_runs(spawn, prompt):
-    worker = await spawn()
-    request = Request(prompt=prompt, max_tokens=10_000, stream=True, progress=True)
+    worker = await spawn(engine={"chunk": 8})
+    request = Request(prompt=prompt, max_tokens=1_000_000, stream=True, progress=True)
     exchange = await worker.submit(request)
     kind = ProgressEvent if "p" in prompt[5:] else TokenEvent
     async for event in exchange:
@@ -354,18 +354,18 @@ def test_a_signal_before_the_worker_is_up_answers_what_is_queued(number, threads
     }
 
 
-def test_sigterm_finishes_what_runs_and_refuses_what_waits_read_or_not():
+def test_sigterm_finishes_what_runs_and_refuses_what_waits_read_or_not(tmp_path):
     with stdio_worker() as worker:
         worker.wait_ready()
-        worker.tell(id="run", prompt="slow:", max_tokens=10, stream=True)
+        worker.tell(id="run", prompt=f"until:{tmp_path}/end", max_tokens=1_000_000, stream=True)
         worker.hear_until("token")
         worker.tell(id="wait", prompt="ab")
         worker.tell(type="ping")
         worker.hear_until("pong")  # so both have been read
-        worker.popen.terminate()
+        worker.terminate_and_wait_until_it_knows(worker)
         worker.tell(id="late", prompt="ab")
-        heard = worker.hear_until("final")
-        assert heard[-1]["finish_reason"] == "length" and len(heard[-1]["token_ids"]) == 10
+        (tmp_path / "end").touch()
+        assert worker.hear_until("final")[-1]["finish_reason"] == "length"
         assert [(x["id"], x["error_kind"]) for x in (worker.hear(), worker.hear())] == [
             ("wait", "shutting_down"),
             ("late", "shutting_down"),
@@ -410,7 +410,7 @@ def test_sigterm_while_a_slow_reader_blocks_it():
 @pytest.mark.parametrize(("mode", "ok"), [("drain", True), ("now", False)])
 async def test_shutdown(spawn, mode, ok):
     worker = await spawn()
-    exchange = await worker.submit(Request(prompt="slow:", max_tokens=5))
+    exchange = await worker.submit(Request(prompt="slow:", max_tokens=5 if ok else 1_000_000))
     await worker.ping(timeout=WAIT)
     assert await worker.shutdown(mode, timeout=WAIT) == 0
     if ok:
@@ -421,13 +421,19 @@ async def test_shutdown(spawn, mode, ok):
         assert e.value.kind == "shutting_down"
 
 
-def test_a_model_that_will_not_load_answers_what_waits_and_exits_with_its_status():
-    status, lines, stderr = run_to_end(
-        b'{"id":"a","prompt":"x"}\n', model="bad.gguf", engine={"load_ms": 500}
-    )
-    assert status == 3
-    assert [(x["id"], x["error_kind"]) for x in lines] == [("a", "gguf")]
-    assert "reflex: error [gguf]: bad.gguf: will not load" in stderr and "READY" not in stderr
+@pytest.mark.parametrize("read", [True, False], ids=["read", "not read yet"])
+def test_a_model_that_will_not_load_answers_what_waits_and_exits_with_its_status(tmp_path, read):
+    with stdio_worker(model="bad.gguf", engine={"gate": str(tmp_path / "gate")}) as worker:
+        if read:
+            worker.tell(type="ping")
+            worker.hear_until("pong")
+        worker.tell(id="a", prompt="x")
+        (tmp_path / "gate").touch()
+        answer = worker.hear()
+        assert (answer["id"], answer["error_kind"]) == ("a", "gguf")
+        line = worker.wait_stderr("reflex: error [gguf]: bad.gguf: will not load")
+        assert worker.at_end() and worker.status() == 3
+        assert "READY" not in worker.stderr.decode() + line
 
 
 async def test_a_model_that_will_not_load_is_told_to_whoever_started_it(spawn):

@@ -391,12 +391,13 @@ def test_a_load_line_of_a_client_that_left_at_once(folder):
 
 def test_signals_while_a_client_is_connected(folder):
     with uds_worker(folder / "s") as worker, Dialled(folder / "s") as client:
-        client.tell(id="run", prompt="slow:", max_tokens=10, stream=True)
+        client.tell(id="run", prompt=f"until:{folder}/end", max_tokens=1_000_000, stream=True)
         client.hear()
         client.tell(id="wait", prompt="ab")
         client.tell(type="ping")
         client.hear_until("pong")
-        worker.popen.terminate()
+        worker.terminate_and_wait_until_it_knows(client)
+        (folder / "end").touch()
         assert client.hear_until("final")[-1]["finish_reason"] == "length"
         assert client.hear()["error_kind"] == "shutting_down"
         assert client.at_end() and worker.status() == 0

@@ -24,7 +24,7 @@ _LENGTH: Final = struct.Struct(">I")
 REST_AFTER: Final = 3
 REST_SECONDS: Final = 60.0
 # Starting the process and compiling may take this much longer than a render.
-START_SECONDS: Final = 10.0
+START_SECONDS: Final = 30.0
 # A character of the prompt takes at most this many bytes in the answer (JSON escapes of control codes).
 _BYTES_PER_CHAR: Final = 6
 _FRAME_SLACK: Final = 1 << 20
