@@ -82,13 +82,7 @@ __device__ __forceinline__ void run(const AttentionParams& p) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
-    attention_f32(const __grid_constant__ AttentionParams p) {
-  run<float>(p);
-}
-extern "C" __global__ void __launch_bounds__(kThreads)
-    attention_f16(const __grid_constant__ AttentionParams p) {
-  run<__half>(p);
-}
+REFLEX_KERNEL(attention_f32, AttentionParams, kThreads) { run<float>(p); }
+REFLEX_KERNEL(attention_f16, AttentionParams, kThreads) { run<__half>(p); }
 
 }  // namespace reflex::cuda

@@ -11,25 +11,6 @@ namespace {
 constexpr int kThreads = 128, kRows = 64, kSlots = 64, kPad = 8;
 constexpr float kLog2E = 1.4426950408889634f;
 
-/// Four 8 x 8 matrices of halves: lane i gives the address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const __half* p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(p)));
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const __half* p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(p)));
-}
-
-/// 2^x to two units in the last place; 0 for -inf.
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 template <int HD>
 struct Flash {
   static constexpr int kStride = HD + kPad;  ///< halves per slot in shared memory: no bank twice in 8 rows
@@ -50,7 +31,7 @@ struct Flash {
   }
 
   static __device__ __forceinline__ void run(const AttentionParams& p) {
-    extern __shared__ __align__(16) uint8_t raw[];
+    REFLEX_DYNAMIC_SHARED(uint8_t, raw);
     auto& s = *reinterpret_cast<Shared*>(raw);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int kv = blockIdx.x, heads = p.n_heads / p.n_kv_heads, per_block = kRows / heads;
@@ -241,12 +222,9 @@ struct Flash {
 }  // namespace
 
 // grid (G, ceil(rows / (64 / (H / G)))), shared memory flash_bytes(hd)
-#define REFLEX_FLASH(hd)                                                \
-  static_assert(sizeof(Flash<hd>::Shared) == flash_bytes(hd));          \
-  extern "C" __global__ void __launch_bounds__(kThreads)                \
-      attention_flash_##hd(const __grid_constant__ AttentionParams p) { \
-    Flash<hd>::run(p);                                                  \
-  }
+#define REFLEX_FLASH(hd)                                       \
+  static_assert(sizeof(Flash<hd>::Shared) == flash_bytes(hd)); \
+  REFLEX_KERNEL(attention_flash_##hd, AttentionParams, kThreads) { Flash<hd>::run(p); }
 REFLEX_FLASH(64)
 REFLEX_FLASH(128)
 

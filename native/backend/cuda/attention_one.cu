@@ -9,11 +9,7 @@ namespace reflex::cuda {
 
 namespace {
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr int kAttentionThreads = attention_one_threads(90);
-#else
-constexpr int kAttentionThreads = attention_one_threads(75);
-#endif
+constexpr int kAttentionThreads = attention_one_threads(kArch / 10);
 constexpr int kAttentionBatch =
     kAttentionThreads == 512 ? 1 : 4;  ///< slots a group loads before it uses the first
 constexpr int kMinPerSplit = kAttentionThreads / 4;
@@ -246,7 +242,7 @@ struct AttentionOne {
   }
 
   static __device__ __forceinline__ void run(const AttentionParams& p) {
-    extern __shared__ __align__(16) uint8_t raw[];
+    REFLEX_DYNAMIC_SHARED(uint8_t, raw);
     auto& s = *reinterpret_cast<Shared*>(raw);
     let_next_start();
     // begin_pass has ended before any later kernel starts, and slots of earlier passes are at rest.
@@ -357,8 +353,7 @@ struct AttentionOne {
 // grid (G, kMaxSplits), threads and shared memory as attention_one_threads and _bytes say.
 #define REFLEX_ONE(hd, qh)                                                                               \
   static_assert(sizeof(AttentionOne<hd, qh>::Shared) <= attention_one_bytes(hd, qh, kAttentionThreads)); \
-  extern "C" __global__ void __launch_bounds__(kAttentionThreads)                                        \
-      attention_one_##hd##x##qh(const __grid_constant__ AttentionParams p) {                             \
+  REFLEX_KERNEL(attention_one_##hd##x##qh, AttentionParams, kAttentionThreads) {                         \
     AttentionOne<hd, qh>::run(p);                                                                        \
   }
 #define REFLEX_HEADS(qh) REFLEX_ONE(64, qh) REFLEX_ONE(128, qh)

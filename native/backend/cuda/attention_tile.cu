@@ -71,9 +71,8 @@ __device__ __forceinline__ void finish(const AttentionParams& p, const Attention
 }  // namespace
 
 /// grid (G, ceil(rows / (16 / heads of a group)), splits); several splits for one row only
-extern "C" __global__ void __launch_bounds__(kTileThreads)
-    attention_tile(const __grid_constant__ AttentionParams p) {
-  extern __shared__ __align__(16) uint8_t raw[];
+REFLEX_KERNEL(attention_tile, AttentionParams, kTileThreads) {
+  REFLEX_DYNAMIC_SHARED(uint8_t, raw);
   wait_for_inputs();
   let_next_start();
   const int hd = p.head_dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -5,7 +5,7 @@
 
 namespace reflex::cuda {
 
-extern "C" __global__ void __launch_bounds__(256) begin_pass(const __grid_constant__ BeginParams p) {
+REFLEX_KERNEL(begin_pass, BeginParams, 256) {
   wait_for_inputs();
   let_next_start();
   const uint32_t stride = gridDim.x * blockDim.x, first = blockIdx.x * blockDim.x + threadIdx.x;
@@ -13,14 +13,7 @@ extern "C" __global__ void __launch_bounds__(256) begin_pass(const __grid_consta
   for (int k = 0; k < 2; ++k) {
     const auto* from = static_cast<const uint4*>(p.from[k]);
     auto* to = static_cast<uint4*>(p.to[k]);
-    // Volatile: pinned memory that the host rewrites between passes, never to be cached.
-    for (uint32_t i = first; i < p.n_quads[k]; i += stride) {
-      uint4 v;
-      asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                   : "l"(from + i));
-      to[i] = v;
-    }
+    for (uint32_t i = first; i < p.n_quads[k]; i += stride) to[i] = load_volatile(from + i);
   }
   for (int k = 0; k < p.n_ropes; ++k) {
     const BeginParams::Rope& rope = p.rope[k];
@@ -36,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) begin_pass(const __grid_consta
 }
 
 /// out[o] = x[outputs[o]]                               x (R, width); out (O, width)
-extern "C" __global__ void __launch_bounds__(256) select_rows(const __grid_constant__ SelectParams p) {
+REFLEX_KERNEL(select_rows, SelectParams, 256) {
   wait_for_inputs();
   let_next_start();
   const float* x = p.x + static_cast<size_t>(p.outputs[blockIdx.x]) * p.width;

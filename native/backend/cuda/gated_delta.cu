@@ -12,8 +12,7 @@ constexpr int kOneRows = kDeltaOneMaxDim / kDeltaOneGroups;  // of the state, pe
 }  // namespace
 
 /// A warp per head of q, k or v of one place. grid (ceil((2 K + H) / 8), n_places)
-extern "C" __global__ void __launch_bounds__(kWarps * 32)
-    delta_inputs(const __grid_constant__ DeltaParams p) {
+REFLEX_KERNEL(delta_inputs, DeltaParams, kWarps * 32) {
   wait_for_inputs();
   let_next_start();
   const int lane = threadIdx.x % 32, head = blockIdx.x * kWarps + threadIdx.x / 32, keys = p.n_key_heads;
@@ -45,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32)
 }
 
 /// A thread per channel.
-extern "C" __global__ void __launch_bounds__(256) delta_history(const __grid_constant__ DeltaParams p) {
+REFLEX_KERNEL(delta_history, DeltaParams, 256) {
   wait_for_inputs();
   let_next_start();
   const int channel = blockIdx.x * blockDim.x + threadIdx.x;
@@ -53,8 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_history(const __grid_con
 }
 
 /// out = rms_norm(o) * silu(z): a warp per head of one output row. grid (ceil(H / 8), rows of z)
-extern "C" __global__ void __launch_bounds__(kWarps * 32)
-    delta_outputs(const __grid_constant__ DeltaParams p) {
+REFLEX_KERNEL(delta_outputs, DeltaParams, kWarps * 32) {
   wait_for_inputs();
   let_next_start();
   const int lane = threadIdx.x % 32, h = blockIdx.x * kWarps + threadIdx.x / 32, m = p.value_dim;
@@ -71,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32)
 /// One row that goes on with the sequence, from the convolution to the gated norm: a block per value head,
 /// kDeltaOneGroups warps for every 32 columns, N and M at most kDeltaOneMaxDim. The state is read before
 /// the wait: only the kernels of the pass before have written it. grid (H)
-extern "C" __global__ void __launch_bounds__(1024) delta_one(const __grid_constant__ DeltaParams p) {
+REFLEX_KERNEL(delta_one, DeltaParams, 1024) {
   __shared__ float qk[2][kDeltaOneMaxDim], v[kDeltaOneMaxDim], partial[kDeltaOneGroups][kDeltaOneMaxDim];
   __shared__ float sums[4], factors[2];
   __shared__ float2 gates;

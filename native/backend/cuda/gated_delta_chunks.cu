@@ -20,7 +20,7 @@ constexpr int kRowBlocks = kDeltaChunk / 16;  // of an mma's 16 rows
 static_assert(kRowBlocks == 4 && kWarps == 8);
 
 __device__ __forceinline__ float* shared_memory() {
-  extern __shared__ __align__(16) float raw[];
+  REFLEX_DYNAMIC_SHARED(float, raw);
   return raw;
 }
 
@@ -369,15 +369,9 @@ __device__ __forceinline__ void scan(const DeltaParams& p) {
 
 }  // namespace
 
-#define REFLEX_CHUNKS(terms)                                        \
-  extern "C" __global__ void __launch_bounds__(kThreads)            \
-      delta_chunks_##terms(const __grid_constant__ DeltaParams p) { \
-    chunks<terms>(p);                                               \
-  }                                                                 \
-  extern "C" __global__ void __launch_bounds__(kThreads)            \
-      delta_scan_##terms(const __grid_constant__ DeltaParams p) {   \
-    scan<terms>(p);                                                 \
-  }
+#define REFLEX_CHUNKS(terms)                                                       \
+  REFLEX_KERNEL(delta_chunks_##terms, DeltaParams, kThreads) { chunks<terms>(p); } \
+  REFLEX_KERNEL(delta_scan_##terms, DeltaParams, kThreads) { scan<terms>(p); }
 REFLEX_CHUNKS(1)
 REFLEX_CHUNKS(3)
 #undef REFLEX_CHUNKS

@@ -30,7 +30,7 @@ struct Slice {
 };
 
 __device__ __forceinline__ float* shared_memory() {
-  extern __shared__ __align__(16) float raw[];
+  REFLEX_DYNAMIC_SHARED(float, raw);
   return raw;
 }
 
@@ -125,15 +125,9 @@ __device__ __forceinline__ void forks(const DeltaParams& p) {
 }  // namespace
 
 // So many rows of the state per thread, threads of a block at most, blocks of a multiprocessor at least.
-#define REFLEX_ROWS(rows, threads, blocks)                        \
-  extern "C" __global__ void __launch_bounds__(threads, blocks)   \
-      delta_chain_##rows(const __grid_constant__ DeltaParams p) { \
-    chain<rows>(p);                                               \
-  }                                                               \
-  extern "C" __global__ void __launch_bounds__(threads, blocks)   \
-      delta_forks_##rows(const __grid_constant__ DeltaParams p) { \
-    forks<rows>(p);                                               \
-  }
+#define REFLEX_ROWS(rows, threads, blocks)                                            \
+  REFLEX_KERNEL(delta_chain_##rows, DeltaParams, threads, blocks) { chain<rows>(p); } \
+  REFLEX_KERNEL(delta_forks_##rows, DeltaParams, threads, blocks) { forks<rows>(p); }
 REFLEX_ROWS(16, 256, 3)
 REFLEX_ROWS(32, 1024, 1)
 #undef REFLEX_ROWS

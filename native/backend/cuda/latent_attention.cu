@@ -70,7 +70,7 @@ __device__ __forceinline__ void finish(const LatentAttentionParams& p, const Att
 /// grid (ceil(H / kLatentHeads), rows, splits)
 template <class S, int kTerms>
 __device__ __forceinline__ void attend(const LatentAttentionParams& p) {
-  extern __shared__ __align__(16) uint8_t raw[];
+  REFLEX_DYNAMIC_SHARED(uint8_t, raw);
   wait_for_inputs();
   let_next_start();
   const int row = blockIdx.y, first_head = blockIdx.x * kLatentHeads, width = p.n_latent + p.rope_dim;
@@ -119,8 +119,7 @@ __device__ __forceinline__ void attend(const LatentAttentionParams& p) {
 }  // namespace
 
 /// A warp per row of the state, then one per head of each query. grid (ceil((n_state_rows + rows H) / 8))
-extern "C" __global__ void __launch_bounds__(kThreads)
-    latent_begin(const __grid_constant__ LatentBeginParams p) {
+REFLEX_KERNEL(latent_begin, LatentBeginParams, kThreads) {
   wait_for_inputs();
   let_next_start();
   const int lane = threadIdx.x % 32, width = p.n_latent + p.rope_dim;
@@ -149,17 +148,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     to[i] = i < width ? rotated(p, x, pass_row, i - p.n_latent) : 0.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
-    latent_attention_f32(const __grid_constant__ LatentAttentionParams p) {
-  attend<float, 3>(p);
-}
-extern "C" __global__ void __launch_bounds__(kThreads)
-    latent_attention_f16(const __grid_constant__ LatentAttentionParams p) {
-  attend<__half, 1>(p);
-}
+REFLEX_KERNEL(latent_attention_f32, LatentAttentionParams, kThreads) { attend<float, 3>(p); }
+REFLEX_KERNEL(latent_attention_f16, LatentAttentionParams, kThreads) { attend<__half, 1>(p); }
 
 /// A thread per value of the slice.
-extern "C" __global__ void __launch_bounds__(kThreads) head_slice(const __grid_constant__ HeadSliceParams p) {
+REFLEX_KERNEL(head_slice, HeadSliceParams, kThreads) {
   wait_for_inputs();
   let_next_start();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;

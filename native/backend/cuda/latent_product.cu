@@ -92,19 +92,12 @@ __device__ __forceinline__ void product(const LatentProductParams& p) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
-    latent_product_1(const __grid_constant__ LatentProductParams p) {
-  product<1>(p);
-}
-extern "C" __global__ void __launch_bounds__(kThreads)
-    latent_product_3(const __grid_constant__ LatentProductParams p) {
-  product<3>(p);
-}
+REFLEX_KERNEL(latent_product_1, LatentProductParams, kThreads) { product<1>(p); }
+REFLEX_KERNEL(latent_product_3, LatentProductParams, kThreads) { product<3>(p); }
 
 /// A few rows, W not transposed: p.lanes lanes of a warp (a power of two) make one output of each row.
 /// grid (ceil(H n_out lanes / 256), ceil(rows / kLatentRows))
-extern "C" __global__ void __launch_bounds__(kThreads)
-    latent_rows(const __grid_constant__ LatentProductParams p) {
+REFLEX_KERNEL(latent_rows, LatentProductParams, kThreads) {
   wait_for_inputs();
   let_next_start();
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / p.lanes;

@@ -13,11 +13,7 @@ namespace {
 
 constexpr int kWarps = kMatmulThreads / 32;
 constexpr int kStepQuads = 32, kUnitQuads = kSteps * kStepQuads;  ///< of one mtile
-#if __CUDA_ARCH__ >= 800
-constexpr bool kAsync = true;
-#else
-constexpr bool kAsync = false;
-#endif
+constexpr bool kAsync = kArch >= 800;
 
 template <class T, int MT>
 struct Shape {
@@ -118,7 +114,7 @@ template <class T, int MT>
 __device__ __forceinline__ void run(const MatmulParams& p) {
   using S = Shape<T, MT>;
   constexpr int NT = S::NT, kUnits = S::kUnits, kQuads = T::kBytes / 16;
-  extern __shared__ __align__(16) uint8_t shared[];
+  REFLEX_DYNAMIC_SHARED(uint8_t, shared);
   auto* x_ring = reinterpret_cast<uint4*>(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   uint8_t* cells = shared + S::kX + warp * (NT * S::kCells * T::kBytes);
@@ -224,11 +220,8 @@ __device__ __forceinline__ void run(const MatmulParams& p) {
 }  // namespace
 
 // grid (ceil(rows / 16 mt), groups of tiles, splits), shared memory matmul_ring
-#define REFLEX_MATMUL(t, mt)                                      \
-  extern "C" __global__ void __launch_bounds__(kMatmulThreads, 1) \
-      matmul_##mt##_##t(const __grid_constant__ MatmulParams p) { \
-    run<Tile<GgmlType::t>, mt>(p);                                \
-  }
+#define REFLEX_MATMUL(t, mt) \
+  REFLEX_KERNEL(matmul_##mt##_##t, MatmulParams, kMatmulThreads, 1) { run<Tile<GgmlType::t>, mt>(p); }
 #define REFLEX_ALL(t) REFLEX_MATMUL(t, 1) REFLEX_MATMUL(t, 2) REFLEX_MATMUL(t, 4) REFLEX_MATMUL(t, 8)
 REFLEX_TILED(REFLEX_ALL)
 

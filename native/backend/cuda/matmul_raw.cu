@@ -44,18 +44,14 @@ __device__ __forceinline__ void run(const RawLinearParams& p) {
 }  // namespace
 
 // grid (ceil(n_out / 8), ceil(rows / 4))
-#define REFLEX_RAW(name)                                             \
-  extern "C" __global__ void __launch_bounds__(kWarps * 32)          \
-      linear_raw_##name(const __grid_constant__ RawLinearParams p) { \
-    run<Raw_##name>(p);                                              \
-  }
+#define REFLEX_RAW(name) \
+  REFLEX_KERNEL(linear_raw_##name, RawLinearParams, kWarps * 32) { run<Raw_##name>(p); }
 #define REFLEX_TYPE(name, id, values, bytes, kind) REFLEX_EACH_##kind(REFLEX_RAW, name)
 #include "quant/types.def"
 #undef REFLEX_TYPE
 
 /// out[i] = w[i] . x[row[i]]: chosen rows of the head, decoded by the host. Warp per i.
-extern "C" __global__ void __launch_bounds__(kWarps * 32)
-    gather_dots(const __grid_constant__ GatherParams p) {
+REFLEX_KERNEL(gather_dots, GatherParams, kWarps * 32) {
   wait_for_inputs();
   let_next_start();
   const int lane = threadIdx.x % 32, i = blockIdx.x * kWarps + threadIdx.x / 32;

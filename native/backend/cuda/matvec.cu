@@ -34,8 +34,7 @@ constexpr int kInputBatch = T::kCell == 128 ? 2 : 4;
 __device__ __forceinline__ void prefetch_norm(const MatvecParams& p) {
   constexpr int kLine = 32;  // floats
   if (p.norm_weight)
-    for (int c = threadIdx.x * kLine; c < p.width; c += blockDim.x * kLine)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + c));
+    for (int c = threadIdx.x * kLine; c < p.width; c += blockDim.x * kLine) prefetch_line(p.norm_weight + c);
 }
 
 /// x [times the norm's weight] to shared memory. The norm's own factor is common to all of x, so it
@@ -162,11 +161,7 @@ struct Sum {
 
 // ---- the kernel ------------------------------------------------------------------------------
 
-#if __CUDA_ARCH__ >= 900
-constexpr bool kBulk = true;
-#else
-constexpr bool kBulk = false;
-#endif
+constexpr bool kBulk = kArch >= 900;
 
 /// A warp's ring: places for cells, where the next goes in and comes out.
 struct Ring {
@@ -327,7 +322,7 @@ __device__ __forceinline__ void run_tiles(const MatvecParams& p, const TiledPart
 /// begin at part[first_b].
 template <class A, class B, bool kPair>
 __device__ __forceinline__ void run(const MatvecParams& p) {
-  extern __shared__ __align__(16) uint8_t x[];
+  REFLEX_DYNAMIC_SHARED(uint8_t, x);
   __shared__ float squares[32];
   __shared__ Best best_scratch[32];
   constexpr uint32_t kCellBytes = A::kBytes > B::kBytes ? A::kBytes : B::kBytes;
@@ -365,10 +360,9 @@ __device__ __forceinline__ void run(const MatvecParams& p) {
 
 }  // namespace
 
-#define REFLEX_MATVEC(name, a, b, pair)                                                         \
-  extern "C" __global__ void __launch_bounds__(kMatvecThreads, kBlocksPerSm<Tile<GgmlType::a>>) \
-      name(const __grid_constant__ MatvecParams p) {                                            \
-    run<Tile<GgmlType::a>, Tile<GgmlType::b>, pair>(p);                                         \
+#define REFLEX_MATVEC(name, a, b, pair)                                                \
+  REFLEX_KERNEL(name, MatvecParams, kMatvecThreads, kBlocksPerSm<Tile<GgmlType::a>>) { \
+    run<Tile<GgmlType::a>, Tile<GgmlType::b>, pair>(p);                                \
   }
 #define REFLEX_ONE(t) REFLEX_MATVEC(matvec_##t, t, t, false) REFLEX_MATVEC(matvec_pair_##t, t, t, true)
 #define REFLEX_TWO(a, b) REFLEX_MATVEC(matvec_##a##_##b, a, b, false)

@@ -111,8 +111,7 @@ __device__ __forceinline__ void choose(const GatingParams& g, const float* logit
 
 // A warp an expert; the last block to finish chooses. The norm's factor is common to all of a row, so it is
 // left for the sum, and every warp has it from the values that it reads anyway.
-extern "C" __global__ void __launch_bounds__(kExpertThreads)
-    moe_route(const __grid_constant__ RouteParams p) {
+REFLEX_KERNEL(moe_route, RouteParams, kExpertThreads) {
   __shared__ ChoiceMemory memory;
   __shared__ bool last;
   const int lane = threadIdx.x % 32, e = blockIdx.x * kExpertWarps + threadIdx.x / 32;
@@ -152,8 +151,7 @@ extern "C" __global__ void __launch_bounds__(kExpertThreads)
   choose(p.gating, p.logits, p.ids, p.weights, memory);
 }
 
-extern "C" __global__ void __launch_bounds__(kExpertThreads)
-    moe_choose(const __grid_constant__ ChooseParams p) {
+REFLEX_KERNEL(moe_choose, ChooseParams, kExpertThreads) {
   __shared__ ChoiceMemory memory;
   wait_for_inputs();
   let_next_start();
@@ -163,8 +161,7 @@ extern "C" __global__ void __launch_bounds__(kExpertThreads)
 }
 
 // A warp makes one expert's logits of a few rows, which the block's warps share.
-extern "C" __global__ void __launch_bounds__(kExpertThreads)
-    moe_logits(const __grid_constant__ RouterParams p) {
+REFLEX_KERNEL(moe_logits, RouterParams, kExpertThreads) {
   wait_for_inputs();
   let_next_start();
   const int lane = threadIdx.x % 32, e = blockIdx.x * kExpertWarps + threadIdx.x / 32;
@@ -193,8 +190,8 @@ extern "C" __global__ void __launch_bounds__(kExpertThreads)
 }
 
 // A bit per expert and row says who goes where; a row's place among its expert's is the bits before it.
-extern "C" __global__ void __launch_bounds__(kSortThreads) moe_sort(const __grid_constant__ SortParams p) {
-  extern __shared__ __align__(16) uint8_t shared[];
+REFLEX_KERNEL(moe_sort, SortParams, kSortThreads) {
+  REFLEX_DYNAMIC_SHARED(uint8_t, shared);
   __shared__ int32_t totals[2][32];
   const int n = p.n_experts, words = (p.n_rows + 31) / 32, n_pairs = p.n_rows * p.n_used;
   auto* bits = reinterpret_cast<uint32_t*>(shared);
@@ -254,8 +251,7 @@ extern "C" __global__ void __launch_bounds__(kSortThreads) moe_sort(const __grid
 }
 
 // A place a block.
-extern "C" __global__ void __launch_bounds__(kExpertThreads)
-    moe_gather(const __grid_constant__ PlaceParams p) {
+REFLEX_KERNEL(moe_gather, PlaceParams, kExpertThreads) {
   wait_for_inputs();
   let_next_start();
   const int place = blockIdx.x, row = p.row_of[place];
@@ -275,8 +271,7 @@ extern "C" __global__ void __launch_bounds__(kExpertThreads)
 }
 
 // grid (ceil(width / 256), rows)
-extern "C" __global__ void __launch_bounds__(kExpertThreads)
-    moe_combine(const __grid_constant__ CombineParams p) {
+REFLEX_KERNEL(moe_combine, CombineParams, kExpertThreads) {
   wait_for_inputs();
   let_next_start();
   const int c = blockIdx.x * kExpertThreads + threadIdx.x;

@@ -134,7 +134,7 @@ struct Units {
 template <class T>
 __device__ __forceinline__ void gate_up(const GateUpParams& p) {
   constexpr int kBatch = batch<T>();
-  extern __shared__ __align__(16) uint8_t x[];
+  REFLEX_DYNAMIC_SHARED(uint8_t, x);
   __shared__ float sums[2][kExpertWarps][kTileRows];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = 1 << p.split_log2;
   const int share = warp & (split - 1), per_block = kExpertWarps >> p.split_log2;
@@ -189,7 +189,7 @@ __device__ __forceinline__ void gate_up(const GateUpParams& p) {
 template <class T>
 __device__ __forceinline__ void down(const DownParams& p) {
   constexpr int kBatch = batch<T>();
-  extern __shared__ __align__(16) uint8_t x[];
+  REFLEX_DYNAMIC_SHARED(uint8_t, x);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = 1 << p.split_log2;
   const int n_jobs = p.n_used << p.split_log2;
   // [job][row]
@@ -252,15 +252,9 @@ __device__ __forceinline__ void down(const DownParams& p) {
 
 // moe_gate_up: shared memory n_cells units of x; moe_down: n_used * n_units units and n_used << split_log2
 // tiles' sums.
-#define REFLEX_EXPERT(t)                                          \
-  extern "C" __global__ void __launch_bounds__(kExpertThreads, 2) \
-      moe_gate_up_##t(const __grid_constant__ GateUpParams p) {   \
-    gate_up<Tile<GgmlType::t>>(p);                                \
-  }                                                               \
-  extern "C" __global__ void __launch_bounds__(kExpertThreads, 2) \
-      moe_down_##t(const __grid_constant__ DownParams p) {        \
-    down<Tile<GgmlType::t>>(p);                                   \
-  }
+#define REFLEX_EXPERT(t)                                                                             \
+  REFLEX_KERNEL(moe_gate_up_##t, GateUpParams, kExpertThreads, 2) { gate_up<Tile<GgmlType::t>>(p); } \
+  REFLEX_KERNEL(moe_down_##t, DownParams, kExpertThreads, 2) { down<Tile<GgmlType::t>>(p); }
 REFLEX_TILED(REFLEX_EXPERT)
 
 }  // namespace reflex::cuda

@@ -52,11 +52,8 @@ __device__ __forceinline__ void run(const ExpertRawParams& p) {
 }  // namespace
 
 // grid (ceil(n_out / kExpertWarps), row blocks at most)
-#define REFLEX_RAW(name)                                          \
-  extern "C" __global__ void __launch_bounds__(kExpertThreads)    \
-      moe_raw_##name(const __grid_constant__ ExpertRawParams p) { \
-    run<Raw_##name>(p);                                           \
-  }
+#define REFLEX_RAW(name) \
+  REFLEX_KERNEL(moe_raw_##name, ExpertRawParams, kExpertThreads) { run<Raw_##name>(p); }
 #define REFLEX_TYPE(name, id, values, bytes, kind) REFLEX_EACH_##kind(REFLEX_RAW, name)
 #include "quant/types.def"
 #undef REFLEX_TYPE

@@ -55,7 +55,7 @@ template <class T, int MT>
 __device__ __forceinline__ void run(const ExpertRowsParams& p) {
   using S = Shape<T, MT>;
   constexpr int NT = S::NT, kUnits = S::kUnits, kQuads = T::kBytes / 16;
-  extern __shared__ __align__(16) uint8_t shared[];
+  REFLEX_DYNAMIC_SHARED(uint8_t, shared);
   auto* x_ring = reinterpret_cast<uint4*>(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   uint8_t* cells = shared + S::kX + warp * (NT * S::kCells * T::kBytes);
@@ -160,11 +160,8 @@ __device__ __forceinline__ void run(const ExpertRowsParams& p) {
 }  // namespace
 
 // grid (groups of tiles, row blocks at most), shared memory moe_rows_ring
-#define REFLEX_ROWS(t, mt)                                              \
-  extern "C" __global__ void __launch_bounds__(kExpertThreads, 1)       \
-      moe_rows_##mt##_##t(const __grid_constant__ ExpertRowsParams p) { \
-    run<Tile<GgmlType::t>, mt>(p);                                      \
-  }
+#define REFLEX_ROWS(t, mt) \
+  REFLEX_KERNEL(moe_rows_##mt##_##t, ExpertRowsParams, kExpertThreads, 1) { run<Tile<GgmlType::t>, mt>(p); }
 #define REFLEX_ALL(t) REFLEX_ROWS(t, 1) REFLEX_ROWS(t, 2) REFLEX_ROWS(t, 4)
 REFLEX_TILED(REFLEX_ALL)
 

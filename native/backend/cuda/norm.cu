@@ -19,8 +19,7 @@ __device__ __forceinline__ float norm_factor(const float* x, int n, float eps, f
 
 /// One row a block: x (rows, width) -> fragments of n_units units, zero beyond width. Four values at a
 /// time, which is what a lane has of an mma step.
-extern "C" __global__ void __launch_bounds__(kRowThreads)
-    rows_to_fragments(const __grid_constant__ FragmentParams p) {
+REFLEX_KERNEL(rows_to_fragments, FragmentParams, kRowThreads) {
   __shared__ float scratch[32];
   wait_for_inputs();
   let_next_start();
@@ -59,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 }
 
 /// One group a block.
-extern "C" __global__ void __launch_bounds__(256) rms_norm(const __grid_constant__ NormParams p) {
+REFLEX_KERNEL(rms_norm, NormParams, 256) {
   __shared__ float scratch[32];
   wait_for_inputs();
   let_next_start();
@@ -69,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(const __grid_constant
   for (int i = threadIdx.x; i < p.group; i += blockDim.x) out[i] = x[i] * factor * p.weight[i];
 }
 
-extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ PairParams p) {
+REFLEX_KERNEL(add, PairParams, 256) {
   wait_for_inputs();
   let_next_start();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -77,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ Pa
 }
 
 /// out = silu(a) * b
-extern "C" __global__ void __launch_bounds__(256) swiglu(const __grid_constant__ PairParams p) {
+REFLEX_KERNEL(swiglu, PairParams, 256) {
   wait_for_inputs();
   let_next_start();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -85,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const __grid_constant__
 }
 
 /// out = x * sigmoid(gate)
-extern "C" __global__ void __launch_bounds__(256) sigmoid_gate(const __grid_constant__ SigmoidGateParams p) {
+REFLEX_KERNEL(sigmoid_gate, SigmoidGateParams, 256) {
   wait_for_inputs();
   let_next_start();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;

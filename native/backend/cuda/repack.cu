@@ -42,13 +42,13 @@ __device__ __forceinline__ void decode_tile(const RepackParams& p) {
 }  // namespace
 
 // One tile (8 rows) a block.
-extern "C" __global__ void __launch_bounds__(256) repack(const __grid_constant__ RepackParams p) {
+REFLEX_KERNEL(repack, RepackParams, 256) {
   wait_for_inputs();
   let_next_start();
   with_tile(p.type, [&](auto tile) { repack_tile<decltype(tile)>(p); });
 }
 
-extern "C" __global__ void __launch_bounds__(256) raw_to_f16(const __grid_constant__ RepackParams p) {
+REFLEX_KERNEL(raw_to_f16, RepackParams, 256) {
   wait_for_inputs();
   let_next_start();
   switch (static_cast<GgmlType>(p.type)) {

@@ -9,7 +9,7 @@ constexpr int kWarps = 4;
 }
 
 /// grid (rows, ceil(heads of all items / 4))
-extern "C" __global__ void __launch_bounds__(kWarps * 32) heads(const __grid_constant__ HeadsParams p) {
+REFLEX_KERNEL(heads, HeadsParams, kWarps * 32) {
   __shared__ float shared[kWarps][kMaxHeadDim];
   wait_for_inputs();
   let_next_start();

@@ -18,8 +18,7 @@ __device__ __forceinline__ Share share_of(int n, int part, int parts) {
 }  // namespace
 
 /// grid (n_partial, O)
-extern "C" __global__ void __launch_bounds__(kScanThreads)
-    best_of_blocks(const __grid_constant__ BestParams p) {
+REFLEX_KERNEL(best_of_blocks, BestParams, kScanThreads) {
   __shared__ Best scratch[32];
   wait_for_inputs();
   let_next_start();
@@ -32,8 +31,7 @@ extern "C" __global__ void __launch_bounds__(kScanThreads)
 }
 
 /// One block, a warp per row in turn; then the host is told.
-extern "C" __global__ void __launch_bounds__(kScanThreads)
-    best_of_rows(const __grid_constant__ BestParams p) {
+REFLEX_KERNEL(best_of_rows, BestParams, kScanThreads) {
   wait_for_inputs();
   let_next_start();
   const int lane = threadIdx.x % 32;
@@ -52,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(kScanThreads)
 }
 
 /// grid kScanBlocks
-extern "C" __global__ void __launch_bounds__(kScanThreads) sum_exp(const __grid_constant__ SumExpParams p) {
+REFLEX_KERNEL(sum_exp, SumExpParams, kScanThreads) {
   __shared__ double scratch[kScanThreads];
   wait_for_inputs();
   const float top = p.max->value;
@@ -69,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(kScanThreads) sum_exp(const __grid_
 }
 
 /// grid kScanBlocks, shared memory for a block's share: the n_top best of it, one scan each
-extern "C" __global__ void __launch_bounds__(kScanThreads) top_logits(const __grid_constant__ TopParams p) {
-  extern __shared__ float share_values[];
+REFLEX_KERNEL(top_logits, TopParams, kScanThreads) {
+  REFLEX_DYNAMIC_SHARED(float, share_values);
   __shared__ Best scratch[32], found;
   wait_for_inputs();
   const Share share = share_of(p.n, blockIdx.x, kScanBlocks);
@@ -97,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(kScanThreads) top_logits(const __gr
 }
 
 /// bias, then penalties; ids are distinct
-extern "C" __global__ void __launch_bounds__(256) adjust_logits(const __grid_constant__ AdjustParams p) {
+REFLEX_KERNEL(adjust_logits, AdjustParams, 256) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= p.n_items) return;
   const AdjustItem item = p.items[i];
@@ -107,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256) adjust_logits(const __grid_con
 }
 
 /// then the mask
-extern "C" __global__ void __launch_bounds__(256) mask_logits(const __grid_constant__ AdjustParams p) {
+REFLEX_KERNEL(mask_logits, AdjustParams, 256) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < p.n && !(p.allowed[i / 32] >> (i % 32) & 1)) p.x[i] = -INFINITY;
 }
@@ -225,7 +223,7 @@ __device__ __forceinline__ unsigned long long kept_mass(const DrawParams& p, flo
 
 /// One block: top_k, top_p and min_p cut the tokens, then the first id at which the running mass
 /// passes random * total is drawn.
-extern "C" __global__ void __launch_bounds__(kDrawThreads) draw_token(const __grid_constant__ DrawParams p) {
+REFLEX_KERNEL(draw_token, DrawParams, kDrawThreads) {
   __shared__ DrawShared s;
   const float top = p.max->value;
   Cut cut{0, 0xFFFFFFFFu};

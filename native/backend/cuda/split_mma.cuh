@@ -7,57 +7,43 @@
 
 namespace reflex::cuda {
 
-#if __CUDA_ARCH__ >= 800
-__device__ __forceinline__ uint32_t tf32_of(float x) {
-  uint32_t r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
-__device__ __forceinline__ void mma_tf32(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-#endif
-
 /// acc (16, 8) += A (16, 8) B (8, 8). kTerms 1: operands rounded to TF32; 3: split in two, all but the
 /// product of the small parts summed. Cards before 8.0 multiply in f32.
 template <int kTerms>
 __device__ __forceinline__ void mma_f32(float (&acc)[4], const float (&a)[4], const float (&b)[2]) {
   static_assert(kTerms == 1 || kTerms == 3);
-#if __CUDA_ARCH__ >= 800
-  uint32_t a_high[4], b_high[2];
+  if constexpr (kArch >= 800) {
+    uint32_t a_high[4], b_high[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a_high[i] = tf32_of(a[i]);
+    for (int i = 0; i < 4; ++i) a_high[i] = tf32_of(a[i]);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) b_high[i] = tf32_of(b[i]);
-  if constexpr (kTerms == 3) {
-    uint32_t a_low[4], b_low[2];
+    for (int i = 0; i < 2; ++i) b_high[i] = tf32_of(b[i]);
+    if constexpr (kTerms == 3) {
+      uint32_t a_low[4], b_low[2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a_low[i] = tf32_of(a[i] - __uint_as_float(a_high[i]));
+      for (int i = 0; i < 4; ++i) a_low[i] = tf32_of(a[i] - __uint_as_float(a_high[i]));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) b_low[i] = tf32_of(b[i] - __uint_as_float(b_high[i]));
-    mma_tf32(acc, a_low, b_high);
-    mma_tf32(acc, a_high, b_low);
-  }
-  mma_tf32(acc, a_high, b_high);
-#else
-  const int lane = threadIdx.x % 32, row = lane / 4 * 4, column = lane % 4 * 8;
-#pragma unroll
-  for (int high = 0; high < 2; ++high)
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float x0 = __shfl_sync(kFull, a[2 * high], row + t);
-      const float x1 = __shfl_sync(kFull, a[2 * high + 1], row + t);
-      const float y0 = __shfl_sync(kFull, b[high], column + t);
-      const float y1 = __shfl_sync(kFull, b[high], column + 4 + t);
-      acc[0] += x0 * y0;
-      acc[1] += x0 * y1;
-      acc[2] += x1 * y0;
-      acc[3] += x1 * y1;
+      for (int i = 0; i < 2; ++i) b_low[i] = tf32_of(b[i] - __uint_as_float(b_high[i]));
+      mma_tf32(acc, a_low, b_high);
+      mma_tf32(acc, a_high, b_low);
     }
-#endif
+    mma_tf32(acc, a_high, b_high);
+  } else {
+    const int lane = threadIdx.x % 32, row = lane / 4 * 4, column = lane % 4 * 8;
+#pragma unroll
+    for (int high = 0; high < 2; ++high)
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const float x0 = __shfl_sync(kFull, a[2 * high], row + t);
+        const float x1 = __shfl_sync(kFull, a[2 * high + 1], row + t);
+        const float y0 = __shfl_sync(kFull, b[high], column + t);
+        const float y1 = __shfl_sync(kFull, b[high], column + 4 + t);
+        acc[0] += x0 * y0;
+        acc[1] += x0 * y1;
+        acc[2] += x1 * y0;
+        acc[3] += x1 * y1;
+      }
+  }
 }
 
 /// A fragment of a row-major matrix at `m`: rows g and g + 8, columns t and t + 4.
