@@ -1,0 +1,19 @@
+// How the emulator runs, from the environment; read once.
+//   REFLEX_EMULATOR_REVERSE=1  blocks, warps and lanes backwards: what depends on their order is a race
+//   REFLEX_EMULATOR_EARLY=1    copies and streams at once, instead of as late as a wait allows
+//   REFLEX_EMULATOR_TRACE=1    each launch to stderr
+//   REFLEX_EMULATOR_SMS=n      multiprocessors (default 8): few, so that small tests fill them
+//   REFLEX_EMULATOR_MEMORY=n   MiB of the card (default 8192)
+#pragma once
+#include <cstddef>
+
+namespace emulator {
+
+struct Settings {
+  bool reverse, early, trace;
+  int multiprocessors;
+  size_t memory_bytes;
+};
+const Settings& settings();
+
+}  // namespace emulator
