@@ -10,7 +10,7 @@ constexpr int kThreads = 256;
 }
 
 /// y = (x - mean) * rsqrt(var + eps) * w + b: a block per row, the variance around the mean that was found.
-extern "C" __global__ void __launch_bounds__(kThreads) layer_norm(const __grid_constant__ LayerNormParams p) {
+REFLEX_KERNEL(layer_norm, LayerNormParams, kThreads) {
   __shared__ float scratch[2][32];
   wait_for_inputs();
   let_next_start();
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) layer_norm(const __grid_c
 }
 
 /// A thread per value of the result.
-extern "C" __global__ void __launch_bounds__(kThreads) concat(const __grid_constant__ ConcatParams p) {
+REFLEX_KERNEL(concat, ConcatParams, kThreads) {
   wait_for_inputs();
   let_next_start();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) concat(const __grid_const
   p.out[i] = c < p.a_width ? p.a[row * p.a_width + c] : p.b[row * p.b_width + c - p.a_width];
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) silu_of(const __grid_constant__ SiluParams p) {
+REFLEX_KERNEL(silu_of, SiluParams, kThreads) {
   wait_for_inputs();
   let_next_start();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
