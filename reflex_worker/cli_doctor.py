@@ -129,65 +129,40 @@ def gpu_facts(warnings):
             )
     cards = nvml_cards(facts)
     for card in cards:
-        if card["persistence"] == "off":
+        if card.persistence == "off":
             warnings.append(
-                f"persistence mode is off on GPU {card['index']}: the driver unloads it between processes"
+                f"persistence mode is off on GPU {card.index}: the driver unloads it between processes"
             )
-        image = kernel_image(built["cuda_archs"], card["capability"])
-        facts[f"gpu_{card['index']}"] = (
-            f"{card['name']}, {card['gib']} GiB, compute capability {card['capability'] / 10:.1f}, "
-            f"persistence {card['persistence']}, kernels: {image}"
+        image = kernel_image(built["cuda_archs"], card.capability)
+        facts[f"gpu_{card.index}"] = (
+            f"{card.name}, {round(card.memory_bytes / (1 << 30))} GiB, "
+            f"compute capability {card.capability / 10:.1f}, persistence {card.persistence}, "
+            f"kernels: {image}"
         )
         if image.startswith(("PTX", "none")):
-            warnings.append(f"GPU {card['index']}: no machine code for it in this build ({image})")
+            warnings.append(f"GPU {card.index}: no machine code for it in this build ({image})")
     facts["uvm_held_by"] = ", ".join(holders()) or "nobody"
     start_costs(facts, warnings)
     return facts
 
 
 def nvml_cards(facts):
-    """What NVML tells of each card, and whether its energy counter works."""
-    import ctypes
+    """NVML's cards; adds its versions and whether it counts energy."""
+    from . import nvml
 
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2():
-            raise OSError
-    except OSError:
-        facts["nvml"] = "none (libnvidia-ml.so.1)"
+    system = nvml.system()
+    if system is None:
+        facts["nvml"] = f"none ({nvml.LIBRARY})"
         facts["energy"] = "none without NVML"
         return []
-    text = ctypes.create_string_buffer(96)
-    nvml.nvmlSystemGetDriverVersion(text, 96)
-    facts["gpu_driver"] = text.value.decode()
-    nvml.nvmlSystemGetNVMLVersion(text, 96)
-    facts["nvml"] = text.value.decode()
-    count, cards = ctypes.c_uint(), []
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    energy = "none on this card"
-    for index in range(count.value):
-        handle, total = ctypes.c_void_p(), ctypes.c_ulonglong()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
-            continue
-        major, minor, mode = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(-1)
-        memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-        nvml.nvmlDeviceGetName(handle, text, 96)
-        nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-        nvml.nvmlDeviceGetPersistenceMode(handle, ctypes.byref(mode))
-        nvml.nvmlDeviceGetMemoryInfo(handle, memory)
-        if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(total)) == 0:
-            energy = "NVML's counter in mJ, refreshed every 100 ms: `reflex energy` measures over many runs"
-        cards.append(
-            {
-                "index": index,
-                "name": text.value.decode(),
-                "gib": round(memory[0] / (1 << 30)),
-                "capability": 10 * major.value + minor.value,
-                "persistence": {0: "off", 1: "on"}.get(mode.value, "not told"),
-            }
-        )
-    facts["energy"] = energy
-    return cards
+    facts["gpu_driver"] = system.driver
+    facts["nvml"] = system.version
+    facts["energy"] = (
+        "NVML's counter in mJ, refreshed every 100 ms: `reflex energy` measures over many runs"
+        if any(card.counts_energy for card in system.cards)
+        else "none on this card"
+    )
+    return system.cards
 
 
 def kernel_image(archs, capability):

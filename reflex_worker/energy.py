@@ -1,5 +1,5 @@
-"""Energy counters: joules so far, of the GPU (NVML) and of the CPU's packages (RAPL, where the kernel
-lets us read it). Owns how they are found and read. A machine without any has none, and that is no error.
+"""Energy counters: joules so far, of the GPU (nvml.py) and of the CPU's packages (RAPL, where the kernel
+lets us read it). Owns which are read, and RAPL. A machine without any has none, and that is no error.
 
 NVML's counter refreshes every 100 ms: one short request may show nothing, many show their sum.
 """
@@ -62,29 +62,9 @@ def find_meters(gpu: int | None = 0) -> dict[str, Read]:
 
 def nvml_joules(gpu: int = 0) -> Read | None:
     """The counter of a CUDA device (NVML counts in an order of its own, so it is found by its bus)."""
-    import ctypes
+    from . import nvml
 
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    handle = ctypes.c_void_p()
-    if nvml.nvmlInit_v2():
-        return None
-    bus = _pci_bus_id(gpu)
-    if bus is None:
-        failed = nvml.nvmlDeviceGetHandleByIndex_v2(gpu, ctypes.byref(handle))
-    else:
-        failed = nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle))
-    count = ctypes.c_ulonglong()
-    if failed or nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count)):
-        return None
-
-    def read() -> float:
-        nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(count))
-        return count.value / 1e3  # millijoules
-
-    return read
+    return nvml.joules(gpu, _pci_bus_id(gpu))
 
 
 def _pci_bus_id(gpu: int) -> bytes | None:

@@ -40,6 +40,7 @@ def test_rapl_absent_or_unreadable_is_no_meter(tmp_path):
 
 
 NVML = r"""
+#include <string.h>
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
   *handle = (void *)(bus[0] == '7' ? 8L : 1L);
@@ -51,6 +52,22 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *mj) {
   *mj = (unsigned long long)(long)handle * 1000 + 500 * n++;
   return 0;
 }
+int nvmlSystemGetDriverVersion(char *text, unsigned n) { strncpy(text, "570.1", n); return 0; }
+int nvmlSystemGetNVMLVersion(char *text, unsigned n) { strncpy(text, "12.570.1", n); return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetName(void *handle, char *text, unsigned n) {
+  strncpy(text, handle == (void *)1L ? "Card A" : "Card B", n);
+  return 0;
+}
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+  *major = 9, *minor = handle != (void *)1L;
+  return 0;
+}
+int nvmlDeviceGetPersistenceMode(void *handle, int *mode) {
+  *mode = 1;
+  return handle == (void *)1L ? 0 : (*mode = -1, 3);
+}
+int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long memory[3]) { memory[0] = 80ull << 30; return 0; }
 """
 CUDA = r"""
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
@@ -72,19 +89,48 @@ print(spent({"gpu": before["gpu"]}, meters.read()))
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="builds a stand-in for NVIDIA's libraries")
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has an NVIDIA driver")
-def test_the_gpu_that_is_read_is_the_one_that_computes(tmp_path):
-    """CUDA and NVML number GPUs in orders of their own: device 2 may be NVML's 7."""
+READ_CARDS = """
+from reflex_worker import cli_doctor
+facts = {}
+for c in cli_doctor.nvml_cards(facts):
+    print(c.index, c.name, c.memory_bytes >> 30, c.capability, c.persistence, c.counts_energy)
+print(facts["gpu_driver"], facts["nvml"], facts["energy"].startswith("NVML's counter"))
+"""
+
+
+@pytest.fixture
+def with_stand_ins(tmp_path):
+    """Runs Python code beside stand-ins for NVIDIA's libraries; its lines."""
+    if shutil.which("cc") is None:
+        pytest.skip("builds a stand-in for NVIDIA's libraries")
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has an NVIDIA driver")
     for name, source in (("libnvidia-ml.so.1", NVML), ("libcuda.so.1", CUDA)):
         (tmp_path / "x.c").write_text(source)
         subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "x.c"], check=True)
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", READ_ALL], env=env, capture_output=True, text=True, timeout=60, cwd="/"
-    )
+
+    def lines(code: str) -> list[str]:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, cwd="/")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return lines
+
+
+def test_the_gpu_that_is_read_is_the_one_that_computes(with_stand_ins):
+    """CUDA and NVML number GPUs in orders of their own: device 2 may be NVML's 7."""
     # One count at each opening, and half a joule more at each look.
-    assert done.stdout.splitlines() == ["1.5 9.5", "{'gpu': 0.5}"], done.stderr
+    assert with_stand_ins(READ_ALL) == ["1.5 9.5", "{'gpu': 0.5}"]
+
+
+def test_doctor_tells_each_card_that_nvml_has(with_stand_ins):
+    assert with_stand_ins(READ_CARDS) == [
+        "0 Card A 80 90 on True",
+        "1 Card B 80 91 not told True",
+        "570.1 12.570.1 True",
+    ]
 
 
 def test_energy_expects_a_command(reflex):
