@@ -281,11 +281,12 @@ class StepBuilder {
       fail(ErrorKind::unsupported, "op %zu (GatedDelta): a sigmoid for its gate does not run on CUDA yet", i);
     store(DeltaStep{op}, op.out);
   }
-  void emit(const LatentAttention& op, size_t i) {
-    if (op.selection != kNone)
-      fail(ErrorKind::unsupported, "op %zu (%s over an indexer's selection) does not run on CUDA yet", i,
-           op_name(Op(op)));
-    store(LatentStep{op}, op.out);
+  void emit(const LatentAttention& op, size_t) { store(LatentStep{op}, op.out); }
+  void emit(const Indexer& op, size_t) {
+    const std::vector<int>& uses = uses_[index(op.out)];
+    const bool latent =
+        std::all_of(uses.begin(), uses.end(), [&](int u) { return op_at<LatentAttention>(u); });
+    store(IndexStep{op, latent}, op.out);
   }
   void emit(const HeadSlice& op, size_t) { store(HeadSliceStep{op}, op.out); }
   void emit(const SelectOutputs& op, size_t) {
@@ -359,14 +360,21 @@ struct TouchVisitor {
   void operator()(const DeltaStep& s) {
     t.reads = {s.op.qkv, s.op.z, s.op.beta, s.op.alpha}, t.writes = {s.op.out};
   }
-  void operator()(const LatentStep& s) { t.reads = {s.op.q, s.op.kv}, t.writes = {s.op.out}; }
+  void operator()(const LatentStep& s) { take(s.op); }
+  void operator()(const IndexStep& s) { take(s.op); }
   void operator()(const HeadSliceStep& s) { t.reads = {s.op.in}, t.writes = {s.op.out}; }
   void operator()(const SelectStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
   void operator()(const HeadStep& s) { t.reads = {s.in}; }
   template <class T>
   void operator()(const OpStep<T>& s) {
-    for_inputs(s.op, [&](ValueId v) { t.reads.push_back(v); });
-    if constexpr (requires { s.op.out; }) t.writes = {s.op.out};
+    take(s.op);
+  }
+
+ private:
+  template <class T>
+  void take(const T& op) {
+    for_inputs(op, [&](ValueId v) { t.reads.push_back(v); });
+    if constexpr (requires { op.out; }) t.writes = {op.out};
   }
 };
 

@@ -49,6 +49,10 @@ void CudaProgram::step(const LatentStep& s) {
   m.on_outputs = steps_.values[static_cast<size_t>(op.q)].rows == Rows::outputs;
   m.adjacent = plan_.ropes[static_cast<size_t>(op.rope)].pairing == RopeSpec::Pairing::adjacent;
   m.pass = arrays();
+  if (op.selection != kNone && !IndexSteps::chooses_all(width_of(op.selection), 1, now_.reach)) {
+    m.selection = value<int32_t>(op.selection);
+    m.top_k = width_of(op.selection);
+  }
   m.k_at = reinterpret_cast<const uint8_t*>(residence_.matrix(k).at);
   m.v_at = reinterpret_cast<const uint8_t*>(residence_.matrix(v).at);
   m.k_weight = &plan_.weights[static_cast<size_t>(k)];

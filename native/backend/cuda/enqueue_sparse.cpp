@@ -1,4 +1,4 @@
-// Launches of what sparse attention and older files add: layer norm, rows side by side, silu.
+// Launches of what sparse attention and older files add: the indexer, layer norm, rows side by side, silu.
 #include "backend/cuda/element_params.h"
 #include "backend/cuda/program.h"
 
@@ -9,6 +9,23 @@ constexpr uint32_t kThreads = 256;
 
 Grid blocks_for(uint64_t n) { return {static_cast<uint32_t>((n + kThreads - 1) / kThreads), 1}; }
 }  // namespace
+
+void CudaProgram::step(const IndexStep& s) {
+  const Indexer& op = s.op;
+  IndexMemory m{};
+  m.query = value(op.query);
+  m.weights = value(op.weights);
+  m.key = op.key == kNone ? nullptr : value(op.key);
+  m.out = value<int32_t>(op.out);
+  m.state = reinterpret_cast<void*>(now_.state->at(op.state));
+  m.state_f32 = now_.state->is_f32(op.state);
+  m.n_rows = now_.n_rows;
+  m.n_q_rows = rows_of(op.query);
+  m.on_outputs = steps_.values[static_cast<size_t>(op.query)].rows == Rows::outputs;
+  m.pass = arrays();
+  m.reach = now_.reach;
+  index_.run(*launcher_, s, m);
+}
 
 void CudaProgram::step(const LayerNormStep& s) {
   const LayerNorm& op = s.op;

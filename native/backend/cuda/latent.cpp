@@ -93,10 +93,15 @@ void LatentSteps::attend(Launcher& launcher, const LatentAttention& op, const La
   // A launch must not depend on how long the sequence is: splits beyond it have nothing to do.
   const int32_t blocks = head_groups(op) * rows;
   const int32_t splits = std::clamp(2 * device_.sm_count() / blocks, 1, kLatentSplits);
-  launcher.launch(
-      "latent_attention", m.state_f32 ? "latent_attention_f32" : "latent_attention_f16",
-      {static_cast<uint32_t>(head_groups(op)), static_cast<uint32_t>(rows), static_cast<uint32_t>(splits)},
-      kThreads, latent_attention_bytes(p.dim_pad, p.tile_slots, m.state_f32), p);
+  const Grid grid = {static_cast<uint32_t>(head_groups(op)), static_cast<uint32_t>(rows),
+                     static_cast<uint32_t>(splits)};
+  const uint32_t bytes = latent_attention_bytes(p.dim_pad, p.tile_slots, m.state_f32);
+  if (m.selection)
+    launcher.launch("latent_selected", m.state_f32 ? "latent_selected_f32" : "latent_selected_f16", grid,
+                    kThreads, bytes, LatentSelectedParams{p, m.selection, m.top_k});
+  else
+    launcher.launch("latent_attention", m.state_f32 ? "latent_attention_f32" : "latent_attention_f16", grid,
+                    kThreads, bytes, p);
 }
 
 void LatentSteps::run(Launcher& launcher, const LatentAttention& op, const LatentMemory& m) const {

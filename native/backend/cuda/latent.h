@@ -18,6 +18,8 @@ struct LatentMemory {
   bool on_outputs;   ///< q's rows are output rows
   bool adjacent;     ///< the rope's pairing
   PassArrays pass;
+  const int32_t* selection;  ///< (rows of q, top_k) slots; null: all that a row sees
+  int32_t top_k;
   /// k_b and v_b, or kv_b twice: on the card, and as the plan has them.
   const uint8_t *k_at, *v_at;
   const Weight *k_weight, *v_weight;

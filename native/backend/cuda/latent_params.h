@@ -60,6 +60,13 @@ struct LatentAttentionParams {
   uint32_t* tickets;  ///< (rows * head groups) zero between launches
 };
 
+/// latent_selected_*: s over the slots chosen for the row
+struct LatentSelectedParams {
+  LatentAttentionParams attention;
+  const int32_t* selection;  ///< (rows of the value, top_k): slots, ascending
+  int32_t top_k;
+};
+
 inline constexpr int latent_stride(int dim_pad, bool f32) { return dim_pad + (f32 ? 4 : 8); }
 inline constexpr uint32_t latent_attention_bytes(int dim_pad, int tile_slots, bool f32) {
   return static_cast<uint32_t>(tile_slots * latent_stride(dim_pad, f32) * (f32 ? 4 : 2) +

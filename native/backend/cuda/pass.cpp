@@ -185,11 +185,14 @@ void CudaProgram::run(State& base, const Pass& pass) {
   launcher_->set_overlap(loaded);
   Slot& slot = take_slot(replayable, block_bytes + static_cast<size_t>(n) * row_bytes + kQuad);
   const uint32_t quads = write_block(slot, pass, vis, delta);
+  // As many words as the block has room for: its size is part of a graph's key.
+  now_.reach.slots = index_.reach(pass.first_slot + n);
+  if (!vis.chain) now_.reach.mask_words = static_cast<int32_t>((quads * kQuad - now_.mask_at) / 4) / n;
   embed_rows(slot.memory.at<char>(static_cast<size_t>(quads) * kQuad), pass.tokens);
   Graph* graph = nullptr;
   if (replayable)
     graph = graph_for({n, o, static_cast<int32_t>(now_.head), quads, now_.chain, now_.n_chain,
-                       now_.n_branches, state.generation()});
+                       now_.n_branches, now_.reach.slots, state.generation()});
   now_.state = &state;
   now_.slot = &slot;
   now_.block_quads = quads;

@@ -96,7 +96,8 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
       steps_((check_plan(plan_), build_steps(plan_))),
       residence_(*device_, plan_, steps_, options),
       delta_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
-      latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact) {
+      latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
+      index_(*device_, steps_, options.max_rows, options.n_ctx) {
   if (options.max_rows < 1 || options.n_ctx < 1)
     fail(ErrorKind::invalid_input, "program: max_rows %d and n_ctx %d, expected 1 or more", options.max_rows,
          options.n_ctx);
@@ -173,7 +174,7 @@ void CudaProgram::allocate() {
   launcher_ = std::make_unique<Launcher>(*device_, stream_, options_.exact, options_.max_rows, plan_);
   mark_fragments();
   scratch_bytes_ += values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes() +
-                    delta_.scratch_bytes() + latent_.scratch_bytes();
+                    delta_.scratch_bytes() + latent_.scratch_bytes() + index_.scratch_bytes();
 }
 
 // f16 fragments save the product that reads them a conversion, where the step that writes them can.

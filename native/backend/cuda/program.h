@@ -3,6 +3,7 @@
 #include <map>
 
 #include "backend/cuda/gated_delta.h"
+#include "backend/cuda/indexer.h"
 #include "backend/cuda/latent.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/load.h"
@@ -87,6 +88,7 @@ class CudaProgram final : public Program {
     uint32_t block_quads;
     bool chain;
     int32_t n_chain, n_branches;  ///< of plans with fixed states
+    int32_t reach;                ///< of plans with an indexer (IndexReach)
     uint64_t generation;
     auto operator<=>(const GraphKey&) const = default;
   };
@@ -148,7 +150,8 @@ class CudaProgram final : public Program {
   void step(const HeadSliceStep& s);
   void step(const SelectStep& s);
   void step(const HeadStep& s);
-  void step(const LayerNormStep& s);  // enqueue_sparse.cpp from here
+  void step(const IndexStep& s);  // enqueue_sparse.cpp from here
+  void step(const LayerNormStep& s);
   void step(const ConcatStep& s);
   void step(const SiluStep& s);
   int32_t rows_of(ValueId v) const;
@@ -192,6 +195,7 @@ class CudaProgram final : public Program {
   std::unique_ptr<Launcher> launcher_;
   DeltaSteps delta_;
   LatentSteps latent_;
+  IndexSteps index_;
   int32_t alloc_rows_ = 0;  ///< rows that values have room for
   DeviceBuffer values_, block_, partial_, tickets_;
   std::vector<DeviceBuffer> inv_freq_, rotations_;  ///< by rope: (n_rot / 2), (rows, n_rot / 2, 2)
@@ -218,6 +222,7 @@ class CudaProgram final : public Program {
     uint32_t block_quads = 0, mask_at = 0, block_at[3] = {};  ///< quads; bytes of the arrays
     uint32_t delta_at[3] = {};                                ///< bytes of parents, forks and branches
     int32_t n_chain = 0, n_branches = 0;
+    IndexReach reach;
   } now_;
   Slot slots_[3];
   int turn_ = 1;

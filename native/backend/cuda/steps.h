@@ -90,6 +90,11 @@ struct DeltaStep {
 struct LatentStep {
   LatentAttention op{};
 };
+/// read_where_chosen: only by latent attention, which reads all slots by itself where all are chosen.
+struct IndexStep {
+  Indexer op{};
+  bool read_where_chosen = false;
+};
 struct HeadSliceStep {
   HeadSlice op{};
 };
@@ -112,7 +117,7 @@ using SiluStep = OpStep<Silu>;
 
 using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
                           SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep,
-                          HeadStep, LayerNormStep, ConcatStep, SiluStep>;
+                          HeadStep, LayerNormStep, ConcatStep, SiluStep, IndexStep>;
 
 /// Whether T is one of a variant's types.
 template <class T, class V>
