@@ -19,6 +19,9 @@ namespace {
 /// An expert's pages are asked for at its first use and again at every such: they may have been dropped.
 constexpr uint8_t kFetchEvery = 32;
 
+/// Of few rows' down products, weight rows of one expert that are read before the next expert's.
+constexpr int32_t kDownRows = 256;
+
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
@@ -100,7 +103,8 @@ void PassRun::reserve_moe(const MoeStep& s, size_t& scratch) {
   ensure(program_.hidden_, pairs * static_cast<size_t>(n_ff) * sizeof(float), "experts' activations");
   int32_t unit = 1;
   for (int f = 0; f < kForms; ++f) unit = std::max(unit, kernels_.act_unit(static_cast<Form>(f)));
-  const size_t products = 2 * round_line(static_cast<size_t>(n) * kMatmulRows * sizeof(float));
+  const size_t products = std::max(2 * round_line(static_cast<size_t>(n) * kMatmulRows * sizeof(float)),
+                                   static_cast<size_t>(std::min(n, kFewRows)) * kDownRows * sizeof(float));
   const size_t gathered = static_cast<size_t>(unit) * static_cast<size_t>(std::max(d, n_ff)) * sizeof(float);
   const size_t scores = 3 * static_cast<size_t>(op.n_experts) * sizeof(float);
   const size_t kernel = round_line(std::max(kernel_scratch(kernels_.matmul_scratch, d, n),
@@ -226,6 +230,12 @@ MatmulArgs PassRun::expert_args(WeightId w, const Routing::Chosen& c, int t) con
   return a;
 }
 
+// Asks for what a thread will read first of an expert's gate and up, from weight row `row` on.
+void PassRun::begin_expert(const Moe& op, const Routing::Chosen& c, int32_t row) const {
+  const auto n_ff = static_cast<int32_t>(program_.plan_.weights[static_cast<size_t>(op.gate)].n_out());
+  for (WeightId w : {op.gate, op.up}) begin_stream(w, row, n_ff, c.expert);
+}
+
 // hidden[expert's rows, begin:end] = silu(gate x) * up x
 void PassRun::expert_gate_up(const Moe& op, const Routing::Chosen& c, int32_t begin, int32_t end, int t) {
   const int32_t n = c.n_rows(), count = end - begin;
@@ -261,7 +271,9 @@ void PassRun::experts_down(const Moe& op, int32_t begin, int32_t end, int t) {
   float* out = value(op.out) + begin;
   for (int32_t r = 0; r < rows(op.out); ++r) std::fill_n(out + static_cast<size_t>(r) * d, count, 0.0f);
   const auto n_ff = static_cast<int32_t>(program_.plan_.weights[static_cast<size_t>(op.down)].n_in());
-  for (const Routing::Chosen& c : routing_.chosen) {
+  for (size_t k = 0; k < routing_.chosen.size(); ++k) {
+    const Routing::Chosen& c = routing_.chosen[k];
+    if (k + 1 < routing_.chosen.size()) begin_stream(op.down, begin, end, routing_.chosen[k + 1].expert);
     MatmulArgs a = expert_args(op.down, c, t);
     a.y = reinterpret_cast<float*>(scratch(t) +
                                    round_line(kernel_scratch(kernels_.matmul_scratch, n_ff, c.n_rows())));
@@ -297,15 +309,29 @@ void PassRun::step(const MoeStep& s, Counter* counters, int t) {
   const auto chosen = [&](int32_t i) -> const Routing::Chosen& {
     return routing_.chosen[static_cast<size_t>(i)];
   };
+  const bool few = n <= kFewRows;
+  const int32_t g = few ? kMatvecRows : grain(n_ff * n_chosen, threads), per_expert = pieces(n_ff, g);
+  if (few) {
+    const int32_t first = part_begin(n_chosen * per_expert, t);
+    begin_expert(op, chosen(std::min(first / per_expert, n_chosen - 1)), first % per_expert * g);
+  }
   share(counters[1], shared ? 1 : n_chosen, 1, [&](int32_t i, int32_t) {
     prepare_expert(chosen(i), in_weights, value(op.in), routing_.rows.data(), t);
   });
   program_.pool_->barrier();
-  const int32_t g = grain(n_ff * n_chosen, threads), per_expert = pieces(n_ff, g);
-  share(counters[2], n_chosen * per_expert, 1, [&](int32_t piece, int32_t) {
-    const int32_t begin = piece % per_expert * g;
-    expert_gate_up(op, chosen(piece / per_expert), begin, std::min(begin + g, n_ff), t);
-  });
+  const auto gate_up = [&](int32_t begin, int32_t end) {
+    while (begin < end) {
+      const int32_t e = begin / per_expert, to = std::min(end, (e + 1) * per_expert);
+      if (few && to == (e + 1) * per_expert && e + 1 < n_chosen) begin_expert(op, chosen(e + 1), 0);
+      expert_gate_up(op, chosen(e), (begin - e * per_expert) * g, std::min((to - e * per_expert) * g, n_ff),
+                     t);
+      begin = to;
+    }
+  };
+  if (few)
+    stream(counters, n_chosen * per_expert, kMatmulRows / kMatvecRows, t, gate_up);
+  else
+    share(counters[2], n_chosen * per_expert, 1, gate_up);
   program_.pool_->barrier();
   if (t == 0) place_activations(n_ff, down, false);
   program_.pool_->barrier();
@@ -313,10 +339,14 @@ void PassRun::step(const MoeStep& s, Counter* counters, int t) {
     prepare_expert(chosen(i), down, reinterpret_cast<const float*>(program_.hidden_.data()), nullptr, t);
   });
   program_.pool_->barrier();
-  const int32_t d = width(op.out), g_out = grain(d, threads);
-  share(counters[4], pieces(d, g_out), 1, [&](int32_t piece, int32_t) {
-    experts_down(op, piece * g_out, std::min((piece + 1) * g_out, d), t);
-  });
+  const int32_t d = width(op.out), g_out = few ? kMatvecRows : grain(d, threads);
+  const auto out = [&](int32_t begin, int32_t end) {
+    experts_down(op, begin * g_out, std::min(end * g_out, d), t);
+  };
+  if (few)
+    stream(counters, pieces(d, g_out), kDownRows / kMatvecRows, t, out, 1);
+  else
+    share(counters[4], pieces(d, g_out), 1, out);
 }
 
 void PassRun::step(const SigmoidGateStep& s, Counter* counters, int) {

@@ -19,7 +19,7 @@ PassRun::PassRun(CpuProgram& program, CpuState& state, const Pass& pass, const V
       n_rows_(static_cast<int32_t>(pass.tokens.size())),
       n_outputs_(static_cast<int32_t>(pass.outputs.size())),
       counters_(new Counter[list.steps.size() * kCountersPerStep + 1]),
-      parts_(new Part[2 * static_cast<size_t>(program.pool_->size())]) {
+      parts_(new Part[2 * kStreamsPerStep * static_cast<size_t>(program.pool_->size())]) {
   reserve();
 }
 
@@ -130,7 +130,8 @@ void PassRun::thread_main(int t) {
   Counter* counter = counters_.get();
   compute_ropes(*counter++);
   for (const Step& s : list_.steps) {
-    parts_of(counter + kCountersPerStep)[t].taken.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < kStreamsPerStep; ++i)
+      parts_of(counter + kCountersPerStep, i)[t].taken.store(0, std::memory_order_relaxed);
     std::visit([&](const auto& x) { step(x, counter, t); }, s);
     program_.pool_->barrier();
     counter += kCountersPerStep;
@@ -252,10 +253,12 @@ void PassRun::pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t)
 }
 
 // Asks for what a thread will read first of weight rows [row, end): the stream itself looks ahead from there.
-void PassRun::begin_stream(WeightId id, int32_t row, int32_t end) const {
+void PassRun::begin_stream(WeightId id, int32_t row, int32_t end, int32_t member) const {
   const Weight& w = program_.plan_.weights[static_cast<size_t>(id)];
   const size_t bytes = row_bytes(w.type, static_cast<size_t>(w.n_in()));
-  const auto* from = static_cast<const uint8_t*>(w.data) + static_cast<size_t>(row) * bytes;
+  const auto* from =
+      static_cast<const uint8_t*>(w.data) +
+      (static_cast<size_t>(member) * static_cast<size_t>(w.ne[1]) + static_cast<size_t>(row)) * bytes;
   const size_t all = static_cast<size_t>(end - row) * bytes;
   for (size_t i = 0; i < std::min(all, 2 * kPageBatch); i += kPage) __builtin_prefetch(from + i, 0, 2);
   for (size_t i = 0; i < std::min(all, kPage); i += kLine) __builtin_prefetch(from + i, 0, 2);

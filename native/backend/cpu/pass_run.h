@@ -17,6 +17,7 @@ inline constexpr int32_t kLongContext = 512;    ///< slots from which heads alon
 inline constexpr int32_t kMatmulRows = 48;      ///< most weight rows of one piece
 inline constexpr int32_t kFewRows = 4;          ///< up to which a product is a stream over its weights
 inline constexpr int32_t kMatvecRows = 16;      ///< weight rows of a piece of such a product
+inline constexpr int kStreamsPerStep = 2;       ///< Moe: gate and up, then down
 inline constexpr int32_t kMatmulUnit = 12;      ///< a piece is a multiple: the kernels' groups divide it
 inline constexpr int32_t kPiecesPerThread = 8;  ///< aimed at, so that uneven threads even out
 inline constexpr int32_t kConvChannels = 256;   ///< channels of one task of a CausalConv
@@ -116,7 +117,7 @@ class PassRun {
     int part;
     int32_t n_out, first, end;  ///< pieces [first, end)
   };
-  void begin_stream(WeightId w, int32_t row, int32_t end) const;
+  void begin_stream(WeightId id, int32_t row, int32_t end, int32_t member = 0) const;
   void matmul_chunk(const MatmulStep& s, int part, int32_t begin, int32_t end, int t);
   void pair_chunk(const MatmulStep& s, int32_t begin, int32_t end, int t);
   void head_gather(const HeadStep& s, Counter& counter, int t);
@@ -127,6 +128,7 @@ class PassRun {
   void place_activations(int32_t n_in, std::span<const WeightId> weights, bool shared);
   void prepare_expert(const Routing::Chosen& c, std::span<const WeightId> weights, const float* x,
                       const int32_t* rows, int t);
+  void begin_expert(const Moe& op, const Routing::Chosen& c, int32_t row) const;
   void expert_gate_up(const Moe& op, const Routing::Chosen& c, int32_t begin, int32_t end, int t);
   void experts_down(const Moe& op, int32_t begin, int32_t end, int t);
   MatmulArgs expert_args(WeightId w, const Routing::Chosen& c, int t) const;
@@ -221,11 +223,11 @@ class PassRun {
 
   /// The same for pieces [0, n) that lie one after another in memory: each thread has a part of its own and
   /// walks it in order, f(begin, end) taking `most` pieces at once while many are left. A stream that jumps
-  /// back and forth with another thread's is a third slower.
+  /// back and forth with another thread's is a third slower. A step has kStreamsPerStep of them, by number.
   template <class F>
-  void stream(const Counter* counters, int32_t n, int32_t most, int t, F f) {
+  void stream(const Counter* counters, int32_t n, int32_t most, int t, F f, int which = 0) {
     const int threads = program_.pool_->size();
-    Part* parts = parts_of(counters);
+    Part* parts = parts_of(counters, which);
     for (int k = 0; k < threads; ++k) {
       const int owner = (t + k) % threads;
       const int32_t first = part_begin(n, owner), size = part_begin(n, owner + 1) - first;
@@ -249,9 +251,10 @@ class PassRun {
   }
   /// The parts of the step whose counters these are. Only two steps' are ever in use: a thread that has
   /// come to a step makes its part ready for the next.
-  Part* parts_of(const Counter* counters) const {
+  Part* parts_of(const Counter* counters, int which) const {
     const auto step = static_cast<size_t>(counters - counters_.get()) / kCountersPerStep;
-    return parts_.get() + step % 2 * static_cast<size_t>(program_.pool_->size());
+    const size_t set = step % 2 * kStreamsPerStep + static_cast<size_t>(which);
+    return parts_.get() + set * static_cast<size_t>(program_.pool_->size());
   }
 
   float* value(ValueId v) const;
@@ -276,7 +279,7 @@ class PassRun {
   size_t scratch_stride_ = 0;
   std::vector<size_t> rope_at_;  // floats into rope_, per RopeSpec
   std::unique_ptr<Counter[]> counters_;
-  std::unique_ptr<Part[]> parts_;  ///< (2, threads)
+  std::unique_ptr<Part[]> parts_;  ///< (2, kStreamsPerStep, threads)
   Routing routing_;
   /// What the rows of the BlockAttention steps see, for each size and number of blocks among them: all, while
   /// they see no more blocks than may be chosen, else a list, which each step writes anew.
