@@ -476,7 +476,10 @@ class Evaluator {
         double s = 0;
         for (size_t j = 0; j < m; ++j) s += y[h * m + j] * y[h * m + j];
         const double scale = 1.0 / std::sqrt(s / static_cast<double>(m) + static_cast<double>(o.norm_eps));
-        for (size_t j = 0; j < m; ++j) y[h * m + j] *= scale * norm[j] * silu(value(o.z)[i][h * m + j]);
+        for (size_t j = 0; j < m; ++j) {
+          const double z = value(o.z)[i][h * m + j];
+          y[h * m + j] *= scale * norm[j] * (o.gate == reflex::GatedDelta::Gate::silu ? silu(z) : sigmoid(z));
+        }
       }
       out.push_back(y);
     }

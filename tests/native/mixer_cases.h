@@ -224,7 +224,14 @@ inline std::vector<NamedDelta> delta_shapes() {
   wide.value_dim = 144;
   wide.taps = 2;
   wide.layers = 1;
-  return {{"heads of 128", real}, {"odd, grouped", odd}, {"keys of 200", tall}, {"values of 144", wide}};
+  DeltaShape gated = odd;  // qwen4exp's gate
+  gated.gate = GatedDelta::Gate::sigmoid;
+  gated.layers = 1;
+  return {{"heads of 128", real},
+          {"odd, grouped", odd},
+          {"keys of 200", tall},
+          {"values of 144", wide},
+          {"sigmoid gate", gated}};
 }
 
 struct NamedLatent {

@@ -9,6 +9,7 @@ struct DeltaShape {
   int32_t d = 64, vocab = 101, layers = 2;
   int32_t key_heads = 2, value_heads = 4, key_dim = 16, value_dim = 16, taps = 4;
   GatedDelta::Order order = GatedDelta::Order::tiled;
+  GatedDelta::Gate gate = GatedDelta::Gate::silu;
   bool sliced = false;  ///< beta and alpha come from one matrix, interleaved per key head
   GgmlType matrix = GgmlType::F32;
 };
@@ -73,6 +74,7 @@ class MixerModel : public Model {
     op.value_dim = s.value_dim;
     op.n_taps = s.taps;
     op.order = s.order;
+    op.gate = s.gate;
     op.qk_eps = op.norm_eps = 1e-6f;
     return push(like(op.z, inner), op);
   }

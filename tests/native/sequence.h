@@ -1,4 +1,4 @@
-// A program of the CPU backend on one sequence, with the float64 evaluator beside it.
+// A program on one sequence, of the CPU backend unless told otherwise, with the float64 evaluator beside it.
 //
 // Owns: running rows, and the comparison of each output with the evaluator's. Refuses: which rows, which
 // plan.
@@ -25,6 +25,7 @@ constexpr double kFastNmse = 1e-4;
 class Sequence {
  public:
   struct Options {
+    Backend* backend = nullptr;  ///< else a CPU's of so many threads
     int threads = 2;
     std::string isa = "";  ///< the machine's best
     bool exact = true;
@@ -32,8 +33,9 @@ class Sequence {
     bool checked = true;  ///< against the evaluator
   };
 
-  explicit Sequence(const Plan& plan, Options options)
-      : backend_(make_cpu_backend(options.threads, options.isa)), exact_(options.exact) {
+  explicit Sequence(const Plan& plan, Options options) : exact_(options.exact) {
+    if (!options.backend) own_ = make_cpu_backend(options.threads, options.isa);
+    backend_ = options.backend ? options.backend : own_.get();
     ProgramOptions o;
     o.n_ctx = options.n_ctx;
     o.exact = options.exact;
@@ -72,7 +74,8 @@ class Sequence {
     CHECK(error <= gate);
   }
 
-  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Backend> own_;
+  Backend* backend_ = nullptr;
   std::unique_ptr<Program> program_;
   std::unique_ptr<State> state_;
   std::optional<reference::Evaluator> evaluator_;

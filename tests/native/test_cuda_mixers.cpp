@@ -112,6 +112,7 @@ TEST(cuda_small_mixers) {
     const MixerModel delta(delta_shapes()[1].shape), latent(latent_shapes()[1].shape),
         whole(latent_shapes()[2].shape);
     c.lengths(delta.plan, exact, {3, 70}, "odd, grouped");
+    c.lengths(MixerModel(delta_shapes()[4].shape).plan, exact, {3, 70}, "sigmoid gate");
     c.lengths(latent.plan, exact, {3, 40}, "odd");
     c.lengths(whole.plan, exact, {3, 40}, "unsplit");
     const std::unique_ptr<Program> program = c.compile(delta.plan, exact);

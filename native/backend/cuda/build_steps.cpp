@@ -276,11 +276,7 @@ class StepBuilder {
   void emit(const SwiGlu& op, size_t) { store(SwiGluStep{op.gate, op.up, op.out}, op.out); }
   void emit(const Add& op, size_t) { store(AddStep{op.a, op.b, op.out}, op.out); }
   void emit(const SigmoidGate& op, size_t) { store(SigmoidGateStep{op.in, op.gate, op.out}, op.out); }
-  void emit(const GatedDelta& op, size_t i) {
-    if (op.gate != GatedDelta::Gate::silu)
-      fail(ErrorKind::unsupported, "op %zu (GatedDelta): a sigmoid for its gate does not run on CUDA yet", i);
-    store(DeltaStep{op}, op.out);
-  }
+  void emit(const GatedDelta& op, size_t) { store(DeltaStep{op}, op.out); }
   void emit(const LatentAttention& op, size_t) { store(LatentStep{op}, op.out); }
   void emit(const Indexer& op, size_t) {
     const std::vector<int>& uses = uses_[index(op.out)];
@@ -289,6 +285,16 @@ class StepBuilder {
     store(IndexStep{op, latent}, op.out);
   }
   void emit(const HeadSlice& op, size_t) { store(HeadSliceStep{op}, op.out); }
+  void emit(const StreamInject& op, size_t) {
+    StreamInjectStep step{op};
+    for (int u : uses_[index(op.out)])
+      if (const auto* n = op_at<StreamNorm>(u); n && !done_[index(u)] && n->group == width(op.block)) {
+        done_[index(u)] = stored_[index(n->out)] = true;
+        step.norm = *n;
+        break;
+      }
+    store(step, op.out);
+  }
   void emit(const SelectOutputs& op, size_t) {
     // Of a norm that is never stored: its products select the norm's input instead.
     const auto* n = producer<RmsNorm>(op.in);
@@ -363,6 +369,10 @@ struct TouchVisitor {
   void operator()(const LatentStep& s) { take(s.op); }
   void operator()(const IndexStep& s) { take(s.op); }
   void operator()(const HeadSliceStep& s) { t.reads = {s.op.in}, t.writes = {s.op.out}; }
+  void operator()(const StreamInjectStep& s) {
+    t.reads = {s.op.in, s.op.logits, s.op.block}, t.writes = {s.op.out};
+    if (s.norm.out != kNone) t.writes.push_back(s.norm.out);
+  }
   void operator()(const SelectStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
   void operator()(const HeadStep& s) { t.reads = {s.in}; }
   template <class T>

@@ -154,9 +154,12 @@ void DeltaSteps::run(Launcher& launcher, const GatedDelta& op, DeltaParams p, in
   const auto heads = static_cast<uint32_t>(p.n_value_heads);
   const auto launch = [&](const char* image, const std::string& kernel, Grid grid, uint32_t threads,
                           uint32_t shared) { launcher.launch(image, kernel, grid, threads, shared, p); };
+  const bool sigmoid = op.gate == GatedDelta::Gate::sigmoid;
+  const char* gated = sigmoid ? "gated_delta_sigmoid" : "gated_delta";
+  const std::string suffix = sigmoid ? "_sigmoid" : "";
   if (p.n_rows == 1 && p.n_chain == 1 && std::max(p.key_dim, p.value_dim) <= kDeltaOneMaxDim) {
     const auto columns = blocks_of(p.value_dim, 32);
-    launch("gated_delta", "delta_one", {heads}, 32 * kDeltaOneGroups * columns, 0);
+    launch(gated, "delta_one" + suffix, {heads}, 32 * kDeltaOneGroups * columns, 0);
     return;
   }
   const bool chunked = p.n_chain >= kMinChunkRows && chunks_fit(p.key_pad);
@@ -190,7 +193,7 @@ void DeltaSteps::run(Launcher& launcher, const GatedDelta& op, DeltaParams p, in
     launch("gated_delta_rows", format("delta_forks_%d", per_thread),
            {slices, heads, static_cast<uint32_t>(n_branches)}, threads, shared);
   if (p.z)
-    launch("gated_delta", "delta_outputs",
+    launch(gated, "delta_outputs" + suffix,
            {blocks_of(p.n_value_heads, kBlockWarps), static_cast<uint32_t>(p.n_out)}, 32 * kBlockWarps, 0);
 }
 

@@ -34,6 +34,7 @@ void for_inputs(const T& o, F f) {
 template <class T, class F>
 void for_vectors(const T& o, F f) {
   if constexpr (std::is_same_v<T, LayerNorm>) f(o.weight), f(o.bias);
+  if constexpr (std::is_same_v<T, StreamNorm> || std::is_same_v<T, CausalConv>) f(o.weight);
 }
 
 /// f(w) for every matrix that such an op reads in the file's layout.

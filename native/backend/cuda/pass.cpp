@@ -95,7 +95,7 @@ CudaProgram::Slot& CudaProgram::take_slot(bool replayed, size_t bytes) {
 /// Which rows fork, for plans with fixed states. Error(kv_cache) where a row would need one that is not
 /// there.
 DeltaPass CudaProgram::plan_delta(const CudaState& state, const Pass& pass) {
-  if (!delta_.any()) return {};
+  if (!forks_) return {};
   DeltaPass delta(pass, check_forks(pass, state.fixed_length()));
   if (!delta_.has_room(delta)) {
     synchronize("the pass before");
@@ -164,9 +164,9 @@ void CudaProgram::run(State& base, const Pass& pass) {
   now_.delta_at[1] = align_quad(now_.delta_at[0] + static_cast<size_t>(n) * 4);
   now_.delta_at[2] = align_quad(now_.delta_at[1] + static_cast<size_t>(n) * sizeof(DeltaFork));
   // Room for so many rows whether they fork or not: the places depend on the graph's key alone.
-  now_.mask_at = now_.delta_at[0] + static_cast<uint32_t>(delta_.any() ? DeltaPass::bytes(n) : 0);
+  now_.mask_at = now_.delta_at[0] + static_cast<uint32_t>(forks_ ? DeltaPass::bytes(n) : 0);
   now_.n_chain = delta.n_chain;
-  now_.n_branches = delta_.any() ? delta.n_branches() : 0;
+  now_.n_branches = forks_ ? delta.n_branches() : 0;
   const size_t mask_bytes = static_cast<size_t>(n) * static_cast<size_t>(mask_of(pass, vis).words) * 4;
   const size_t block_bytes = align_quad(now_.mask_at + mask_bytes);
   if (block_bytes > block_.bytes()) {
@@ -183,12 +183,15 @@ void CudaProgram::run(State& base, const Pass& pass) {
   const bool loaded = loader_->complete(), replayable = loaded && n <= kMaxGraphRows;
   now_.loaded = loaded;
   launcher_->set_overlap(loaded);
-  Slot& slot = take_slot(replayable, block_bytes + static_cast<size_t>(n) * row_bytes + kQuad);
+  now_.ngrams_at = block_bytes + align_quad(static_cast<size_t>(n) * row_bytes);
+  Slot& slot = take_slot(replayable, now_.ngrams_at + ngrams_.bytes(n) + kQuad);
   const uint32_t quads = write_block(slot, pass, vis, delta);
   // As many words as the block has room for: its size is part of a graph's key.
   now_.reach.slots = index_.reach(pass.first_slot + n);
   if (!vis.chain) now_.reach.mask_words = static_cast<int32_t>((quads * kQuad - now_.mask_at) / 4) / n;
   embed_rows(slot.memory.at<char>(static_cast<size_t>(quads) * kQuad), pass.tokens);
+  ngrams_.write(slot.memory.at<char>(now_.ngrams_at), pass, delta.parents,
+                [&state](StateId id) { return state.tokens(id); });
   Graph* graph = nullptr;
   if (replayable)
     graph = graph_for({n, o, static_cast<int32_t>(now_.head), quads, now_.chain, now_.n_chain,
@@ -205,6 +208,7 @@ void CudaProgram::run(State& base, const Pass& pass) {
     device_->cu.check(device_->cu.cuGraphLaunch(graph->exec, stream_), "replaying a pass");
     device_->cu.check(device_->cu.cuEventRecord(slot.read, stream_), "a pass");
   }
+  ngrams_.move_on(pass, now_.n_chain, [&state](StateId id) { return state.tokens(id); });
   state.end_fixed(pass.first_slot + now_.n_chain);
   slot.busy = true;
   if (now_.head == HeadMode::gather) gather_rows(pass);

@@ -21,12 +21,18 @@ std::atomic<uint64_t> next_generation{1};
 CudaState::CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx, CUstream stream)
     : device_(device), stream_(stream), n_ctx_(n_ctx) {
   size_t fixed = 0;
+  tokens_.resize(plan.states.size());
+  for (const Op& op : plan.ops)
+    if (const auto* ngram = std::get_if<NgramEmbed>(&op))
+      tokens_[static_cast<size_t>(ngram->tokens)].assign(ngram->multipliers.size() - 1, 0);
   for (const StateSpec& s : plan.states) {
     const bool per_token = s.kind == StateSpec::Kind::per_token, f32 = exact || s.always_f32;
     if (!per_token && !s.always_f32)
       fail(ErrorKind::unsupported, "state '%s': the CUDA backend keeps fixed states in f32 only",
            s.name.c_str());
-    const size_t bytes = static_cast<size_t>(s.width) * (f32 ? 4 : 2);
+    has_fixed_ = has_fixed_ || !per_token;
+    const bool on_host = !tokens_[offset_.size()].empty();
+    const size_t bytes = on_host ? 0 : static_cast<size_t>(s.width) * (f32 ? 4 : 2);
     offset_.push_back(slot_bytes_);
     fixed_at_.push_back(fixed);
     f32_.push_back(f32);
@@ -39,17 +45,22 @@ CudaState::CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx
 }
 
 void CudaState::truncate(int32_t n) {
-  if (fixed_ && n < fixed_length_) {
+  if (has_fixed_ && n < fixed_length_) {
     if (n != 0 && n != checkpoint_)
       fail(ErrorKind::kv_cache,
            "state: cannot go back to slot %d: the recurrent layers' memory is that after slot %d, and no "
            "checkpoint is there",
            n, fixed_length_ - 1);
-    device_.enter();
-    const Driver& cu = device_.cu;
-    cu.check(n == 0 ? cu.cuMemsetD8Async(fixed_.address(), 0, fixed_.bytes(), stream_)
-                    : cu.cuMemcpyDtoDAsync(fixed_.address(), copy_.address(), fixed_.bytes(), stream_),
-             "the recurrent layers' state");
+    if (fixed_) {
+      device_.enter();
+      const Driver& cu = device_.cu;
+      cu.check(n == 0 ? cu.cuMemsetD8Async(fixed_.address(), 0, fixed_.bytes(), stream_)
+                      : cu.cuMemcpyDtoDAsync(fixed_.address(), copy_.address(), fixed_.bytes(), stream_),
+               "the recurrent layers' state");
+    }
+    if (n != 0) tokens_ = tokens_copy_;
+    for (std::vector<int32_t>& t : tokens_)
+      if (n == 0) std::fill(t.begin(), t.end(), 0);
     fixed_length_ = n;
   }
   if (n < checkpoint_) checkpoint_ = -1;
@@ -57,11 +68,14 @@ void CudaState::truncate(int32_t n) {
 }
 
 void CudaState::checkpoint() {
-  if (!fixed_ || fixed_length_ == kLost) return;
-  device_.enter();
-  if (!copy_) copy_ = DeviceBuffer(device_, fixed_.bytes(), "a copy of the recurrent layers' state");
-  device_.cu.check(device_.cu.cuMemcpyDtoDAsync(copy_.address(), fixed_.address(), fixed_.bytes(), stream_),
-                   "a copy of the recurrent layers' state");
+  if (!has_fixed_ || fixed_length_ == kLost) return;
+  if (fixed_) {
+    device_.enter();
+    if (!copy_) copy_ = DeviceBuffer(device_, fixed_.bytes(), "a copy of the recurrent layers' state");
+    device_.cu.check(device_.cu.cuMemcpyDtoDAsync(copy_.address(), fixed_.address(), fixed_.bytes(), stream_),
+                     "a copy of the recurrent layers' state");
+  }
+  tokens_copy_ = tokens_;
   checkpoint_ = fixed_length_;
 }
 
@@ -97,7 +111,10 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
       residence_(*device_, plan_, steps_, options),
       delta_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
       latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
-      index_(*device_, steps_, options.max_rows, options.n_ctx) {
+      index_(*device_, steps_, options.max_rows, options.n_ctx),
+      ngrams_(plan_, steps_),
+      forks_(std::any_of(plan_.states.begin(), plan_.states.end(),
+                         [](const StateSpec& s) { return s.kind == StateSpec::Kind::fixed; })) {
   if (options.max_rows < 1 || options.n_ctx < 1)
     fail(ErrorKind::invalid_input, "program: max_rows %d and n_ctx %d, expected 1 or more", options.max_rows,
          options.n_ctx);

@@ -8,13 +8,15 @@
 #include "backend/cuda/launch.h"
 #include "backend/cuda/load.h"
 #include "backend/cuda/moe_params.h"
+#include "backend/cuda/ngram.h"
 #include "backend/cuda/residence.h"
 #include "backend/cuda/steps.h"
 
 namespace reflex::cuda {
 
 /// One sequence's memory: keys and values in one buffer, state after state, each (capacity, width); fixed
-/// states in another, and where a checkpoint was taken their copy.
+/// states in another, and where a checkpoint was taken their copy. The last tokens that n-grams look back on
+/// stay with the host, which alone reads them.
 class CudaState final : public State {
  public:
   /// `stream`: the program's, on which fixed states are moved.
@@ -28,6 +30,8 @@ class CudaState final : public State {
     return buffer_.address() + offset_[static_cast<size_t>(id)] * capacity_;
   }
   float* fixed(StateId id) const { return fixed_.at<float>(fixed_at_[static_cast<size_t>(id)]); }
+  /// Of an NgramEmbed: the newest last, plus 1; 0 before the sequence.
+  std::span<int32_t> tokens(StateId id) { return tokens_[static_cast<size_t>(id)]; }
   /// Slots that the fixed states stand after.
   int32_t fixed_length() const { return fixed_length_; }
   /// Around a pass: should it end by an error, the fixed states are lost until truncate(0) or a checkpoint.
@@ -43,6 +47,8 @@ class CudaState final : public State {
   CUstream stream_;
   std::vector<size_t> offset_;  // bytes per slot of the states before
   std::vector<size_t> fixed_at_;
+  std::vector<std::vector<int32_t>> tokens_, tokens_copy_;  // by state, empty of those on the card
+  bool has_fixed_ = false;
   int32_t fixed_length_ = 0, checkpoint_ = -1;  // in slots; -1: none
   std::vector<bool> f32_;
   size_t slot_bytes_ = 0, capacity_ = 0;
@@ -154,6 +160,13 @@ class CudaProgram final : public Program {
   void step(const LayerNormStep& s);
   void step(const ConcatStep& s);
   void step(const SiluStep& s);
+  void step(const RepeatStep& s);  // enqueue_streams.cpp from here
+  void step(const StreamNormStep& s);
+  void step(const StreamMixStep& s);
+  void step(const StreamInjectStep& s);
+  void step(const StreamGateStep& s);
+  void step(const NgramStep& s);
+  void step(const ConvStep& s);
   int32_t rows_of(ValueId v) const;
   int32_t width_of(ValueId v) const { return steps_.values[static_cast<size_t>(v)].width; }
   /// How many the value holds in this pass.
@@ -196,6 +209,8 @@ class CudaProgram final : public Program {
   DeltaSteps delta_;
   LatentSteps latent_;
   IndexSteps index_;
+  NgramTables ngrams_;
+  bool forks_ = false;      ///< the plan has fixed states: passes tell which rows fork
   int32_t alloc_rows_ = 0;  ///< rows that values have room for
   DeviceBuffer values_, block_, partial_, tickets_;
   std::vector<DeviceBuffer> inv_freq_, rotations_;  ///< by rope: (n_rot / 2), (rows, n_rot / 2, 2)
@@ -223,6 +238,7 @@ class CudaProgram final : public Program {
     uint32_t delta_at[3] = {};                                ///< bytes of parents, forks and branches
     int32_t n_chain = 0, n_branches = 0;
     IndexReach reach;
+    size_t ngrams_at = 0;  ///< bytes of the slot's memory, where n-grams' rows begin
   } now_;
   Slot slots_[3];
   int turn_ = 1;

@@ -132,6 +132,8 @@ void Residence::add_vectors(const Plan& plan, const StepList& steps) {
         add_vector(plan, id);
     } else if (const auto* latent = std::get_if<LatentStep>(&step)) {
       add_vector(plan, latent->op.norm);
+    } else if (const auto* inject = std::get_if<StreamInjectStep>(&step)) {
+      add_vector(plan, inject->norm.weight);
     } else if (const auto* head = std::get_if<HeadStep>(&step)) {
       norm_of(head->norm);
       add_vector(plan, head->bias);
@@ -215,8 +217,11 @@ void Residence::place_experts(Device& device, const Plan& plan, const ProgramOpt
   if (!room && !experts_.empty()) {
     size_t free_bytes = 0, total = 0, others = 0;
     device.cu.check(device.cu.cuMemGetInfo(&free_bytes, &total), "cuMemGetInfo");
-    for (const Weight& w : plan.weights)
-      if (w.ne[2] == 1) others += w.nbytes;
+    std::vector<bool> counts(plan.weights.size(), true);
+    for (const Op& op : plan.ops)  // its table stays with the host
+      if (const auto* ngram = std::get_if<NgramEmbed>(&op)) counts[static_cast<size_t>(ngram->table)] = false;
+    for (size_t i = 0; i < plan.weights.size(); ++i)
+      if (counts[i] && plan.weights[i].ne[2] == 1) others += plan.weights[i].nbytes;
     const size_t reserve = others + std::min(kExpertReserve, free_bytes / 8);
     room = std::max<uint64_t>(1, free_bytes - std::min(free_bytes, reserve));
   }

@@ -98,6 +98,11 @@ struct IndexStep {
 struct HeadSliceStep {
   HeadSlice op{};
 };
+/// Then, where `norm` has an output, that norm of the result too.
+struct StreamInjectStep {
+  StreamInject op{};
+  StreamNorm norm{kNone, kNone, kNone, 0, 0};
+};
 struct SelectStep {
   ValueId in = kNone, out = kNone;
 };
@@ -114,10 +119,17 @@ inline constexpr bool kIsOpStep<OpStep<T>> = true;
 using LayerNormStep = OpStep<LayerNorm>;
 using ConcatStep = OpStep<Concat>;
 using SiluStep = OpStep<Silu>;
+using RepeatStep = OpStep<Repeat>;
+using StreamNormStep = OpStep<StreamNorm>;
+using StreamMixStep = OpStep<StreamMix>;
+using StreamGateStep = OpStep<StreamGate>;
+using NgramStep = OpStep<NgramEmbed>;
+using ConvStep = OpStep<CausalConv>;
 
 using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
                           SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep,
-                          HeadStep, LayerNormStep, ConcatStep, SiluStep, IndexStep>;
+                          HeadStep, LayerNormStep, ConcatStep, SiluStep, IndexStep, StreamInjectStep,
+                          RepeatStep, StreamNormStep, StreamMixStep, StreamGateStep, NgramStep, ConvStep>;
 
 /// Whether T is one of a variant's types.
 template <class T, class V>

@@ -1,0 +1,102 @@
+// Streams, n-grams, convolutions along ancestors and attention over chosen blocks on the GPU, against the
+// float64 evaluator. Without a GPU every case says so and checks nothing; tests/gpu/check.sh is where they
+// must run.
+#include <algorithm>
+
+#include "sequence.h"
+#include "stream_model.h"
+
+using namespace native_test;
+
+namespace {
+
+bool have_gpu(const char* name) {
+  static const int count = cuda_device_count();
+  if (count == 0) std::fprintf(stderr, "%s: skipped, there is no CUDA device\n", name);
+  return count > 0;
+}
+#define NEED_GPU() \
+  if (!have_gpu(__func__)) return
+
+Backend& gpu() {
+  static const std::unique_ptr<Backend> backend = make_cuda_backend(0);
+  return *backend;
+}
+
+Sequence sequence(const Streams& streams, bool exact, bool checked = true) {
+  return Sequence(streams.plan, {.backend = &gpu(), .exact = exact, .checked = checked});
+}
+
+}  // namespace
+
+TEST(cuda_streams_agree_with_the_reference_on_chains_and_trees) {
+  NEED_GPU();
+  for (const bool exact : {true, false})
+    for (const Rows rows : {Rows::all, Rows::outputs})
+      for (const int32_t n : {1, 2, 14, 15, 40, 70}) {
+        const Streams streams(rows, 0);
+        Sequence s = sequence(streams, exact);
+        s.run(chain(0, n));
+        s.run(forks(n, branches(n)));
+        s.state().truncate(n);  // the branches are forgotten, and the sequence goes on
+        s.run(chain(n, 9));
+        s.run(forks(n + 9, branches(n + 9)));
+      }
+}
+
+TEST(cuda_streams_agree_with_the_reference_where_a_pass_goes_on_and_forks) {
+  NEED_GPU();
+  for (const bool exact : {true, false})
+    for (const int32_t cut : {1, 5, 14, 29}) {
+      const Streams streams(Rows::outputs, 0);
+      Sequence s = sequence(streams, exact);
+      s.run(chain(0, cut));
+      s.run(with_ends(Rowset::chain(cut, 30 - cut, kVocab).fork(branches(30), kVocab)));
+    }
+}
+
+TEST(cuda_streams_in_pieces_of_any_size_agree_with_the_reference) {
+  NEED_GPU();
+  const Streams streams(Rows::outputs, 0);
+  for (int32_t piece = 1; piece <= 20; ++piece) {
+    Sequence s = sequence(streams, true);
+    for (int32_t at = 0; at < 40; at += piece) {  // launched, then captured, then replayed
+      s.run(chain(at, std::min(piece, 40 - at)));
+      s.program().finish_load();
+    }
+  }
+}
+
+TEST(cuda_streams_taken_back_give_the_bits_of_the_first_time) {
+  NEED_GPU();
+  for (const bool exact : {true, false}) {
+    const Streams streams(Rows::all, 0);
+    Sequence s = sequence(streams, exact, false);
+    const std::vector<double> begin = s.run(chain(0, 22));
+    s.state().checkpoint();
+    const std::vector<double> rest = s.run(chain(22, 30));
+    s.state().truncate(22);
+    CHECK(s.run(chain(22, 30)) == rest);
+    s.state().truncate(22);
+    s.run(forks(22, branches(22)));
+    s.state().truncate(22);
+    CHECK(s.run(chain(22, 30)) == rest);
+    CHECK_THROWS(ErrorKind::kv_cache, s.state().truncate(30));
+    s.state().truncate(0);
+    CHECK(s.run(chain(0, 22)) == begin);
+    CHECK(s.run(chain(22, 30)) == rest);
+  }
+}
+
+TEST(cuda_streams_a_gate_is_flat_around_zero) {
+  NEED_GPU();
+  // |key . query| below 1e-6 counts as 1e-6, and 0 has no sign.
+  for (const float by : {0.0f, 1e-8f}) {
+    Streams streams(Rows::all, 0);
+    const std::vector<float> weight(kAll, by);
+    for (const Op& o : streams.plan.ops)
+      if (const auto* norm = std::get_if<StreamNorm>(&o); norm && norm->out == streams.op<StreamGate>().key)
+        streams.plan.weights[static_cast<size_t>(norm->weight)].data = weight.data();
+    sequence(streams, true).run(chain(0, 20));
+  }
+}
