@@ -15,6 +15,7 @@ constexpr size_t kQuad = 16;
 constexpr size_t kMaxGraphs = 32;
 // Beyond, launches hide behind the work they launch.
 constexpr int32_t kMaxGraphRows = 64;
+constexpr const char *kGatherImage = "gather", *kGatherKernel = "gather_dots";
 constexpr size_t kGatherBytes = size_t{16} << 20;  // of the head's rows decoded at a time
 
 uint32_t align_quad(size_t n) { return static_cast<uint32_t>((n + kQuad - 1) / kQuad * kQuad); }
@@ -201,6 +202,8 @@ void CudaProgram::run(State& base, const Pass& pass) {
   now_.block_quads = quads;
   now_.replayed = graph != nullptr;
   state.begin_fixed();
+  const bool gathers = now_.head == HeadMode::gather;
+  if (gathers && !loaded) begin_gather(pass);  // the host would only wait for weights
   if (!graph) {
     enqueue();
   } else {
@@ -211,7 +214,8 @@ void CudaProgram::run(State& base, const Pass& pass) {
   ngrams_.move_on(pass, now_.n_chain, [&state](StateId id) { return state.tokens(id); });
   state.end_fixed(pass.first_slot + now_.n_chain);
   slot.busy = true;
-  if (now_.head == HeadMode::gather) gather_rows(pass);
+  if (gathers && loaded) begin_gather(pass);  // while the layers run
+  if (gathers) gather_rows(pass);
   // The first answer is on its way: what no router has asked for may come now.
   if (now_.head != HeadMode::none) loader_->stream_rest();
 }
@@ -263,47 +267,70 @@ void CudaProgram::drop_graphs() {
 // ---- chosen rows of the head -----------------------------------------------------------------
 
 // The logits of a few ids need a few rows of the head, not the head: the host decodes them while the
-// layers run, and they are multiplied in f32 where they are.
-void CudaProgram::gather_rows(const Pass& pass) {
+// weights come or the layers run, and they are multiplied in f32 where they are.
+
+/// All that does not need the layers' result: memory, kernel, the first rows.
+void CudaProgram::begin_gather(const Pass& pass) {
   const Weight& head = plan_.weights[static_cast<size_t>(head_.weight)];
   const auto width = static_cast<size_t>(head.n_in()), n = pass.gather_ids.size();
-  const size_t stride = row_bytes(head.type, width);
   gather_begin_.assign(pass.gather_begin.begin(), pass.gather_begin.end());
   gathered_.resize(n);
-  std::vector<int32_t> row_of(n);
+  gather_row_.resize(n);
   for (size_t o = 0; o + 1 < gather_begin_.size(); ++o)
-    std::fill(row_of.begin() + gather_begin_[o], row_of.begin() + gather_begin_[o + 1],
+    std::fill(gather_row_.begin() + gather_begin_[o], gather_row_.begin() + gather_begin_[o + 1],
               static_cast<int32_t>(o));
-  std::vector<float> bias(head_.bias == kNone ? 0 : static_cast<size_t>(head.n_out()));
+  gather_bias_.clear();
   if (head_.bias != kNone) {
+    std::vector<float> bias(static_cast<size_t>(head.n_out()));
     const Weight& b = plan_.weights[static_cast<size_t>(head_.bias)];
     dequantize_row(b.type, b.data, bias.data(), bias.size());
+    for (int32_t id : pass.gather_ids) gather_bias_.push_back(bias[static_cast<size_t>(id)]);
   }
-  const size_t per_go = std::max<size_t>(1, kGatherBytes / (width * sizeof(float)));
-  if (n) ensure_gather_memory(std::min(n, per_go), width);
-  for (size_t first = 0; first < n; first += per_go) {
-    const size_t some = std::min(per_go, n - first);
+  if (!n) return;
+  ensure_gather_memory(std::min(n, gather_room()), width);
+  device_->kernel(kGatherImage, kGatherKernel);
+  decode_gathered(pass, 0);
+}
+
+/// How many of the head's rows are decoded at a time.
+size_t CudaProgram::gather_room() const {
+  const auto width = static_cast<size_t>(plan_.weights[static_cast<size_t>(head_.weight)].n_in());
+  return std::max<size_t>(1, kGatherBytes / (width * sizeof(float)));
+}
+
+/// The rows of gather_ids from `first` on, as many as there is room for; returns how many.
+size_t CudaProgram::decode_gathered(const Pass& pass, size_t first) {
+  const Weight& head = plan_.weights[static_cast<size_t>(head_.weight)];
+  const auto width = static_cast<size_t>(head.n_in());
+  const size_t stride = row_bytes(head.type, width);
+  const size_t some = std::min(gather_room(), pass.gather_ids.size() - first);
+  std::memcpy(gather_memory_.at<int32_t>(), gather_row_.data() + first, some * sizeof(int32_t));
+  auto* w = gather_memory_.at<float>(gather_weights_at_);
+  for (size_t i = 0; i < some; ++i)
+    dequantize_row(
+        head.type,
+        static_cast<const char*>(head.data) + static_cast<size_t>(pass.gather_ids[first + i]) * stride,
+        w + i * width, width);
+  return some;
+}
+
+/// After the layers, and after begin_gather().
+void CudaProgram::gather_rows(const Pass& pass) {
+  const size_t n = pass.gather_ids.size(), room = gather_room();
+  for (size_t first = 0; first < n; first += room) {
     if (first) synchronize("the head's chosen rows");
-    auto* rows = gather_memory_.at<int32_t>();
+    const size_t some = first ? decode_gathered(pass, first) : std::min(n, room);
     auto* out = gather_memory_.at<float>(gather_out_at_);
-    auto* w = gather_memory_.at<float>(gather_weights_at_);
-    std::memcpy(rows, row_of.data() + first, some * sizeof(int32_t));
-    for (size_t i = 0; i < some; ++i)
-      dequantize_row(
-          head.type,
-          static_cast<const char*>(head.data) + static_cast<size_t>(pass.gather_ids[first + i]) * stride,
-          w + i * width, width);
     launcher_->order_next();
-    launcher_->launch("matmul_raw", "gather_dots", {static_cast<uint32_t>((some + 7) / 8), 1}, 256, 0,
-                      GatherParams{normed_.at<float>(), w, rows, out, static_cast<int32_t>(some),
-                                   static_cast<int32_t>(width)});
-    if (first + some < n || n > per_go) synchronize("the head's chosen rows");
-    gather_pending_ = n <= per_go;
+    launcher_->launch(
+        kGatherImage, kGatherKernel, {static_cast<uint32_t>((some + 7) / 8), 1}, 256, 0,
+        GatherParams{normed_.at<float>(), gather_memory_.at<float>(gather_weights_at_),
+                     gather_memory_.at<int32_t>(), out, static_cast<int32_t>(some),
+                     static_cast<int32_t>(plan_.weights[static_cast<size_t>(head_.weight)].n_in())});
+    if (first + some < n || n > room) synchronize("the head's chosen rows");
+    gather_pending_ = n <= room;
     if (!gather_pending_) std::memcpy(gathered_.data() + first, out, some * sizeof(float));
   }
-  gather_bias_.clear();
-  if (!bias.empty())
-    for (int32_t id : pass.gather_ids) gather_bias_.push_back(bias[static_cast<size_t>(id)]);
   if (!gather_pending_) add_gather_bias();
 }
 

@@ -112,6 +112,9 @@ class CudaProgram final : public Program {
   Graph* graph_for(const GraphKey& key);
   void capture(Graph& graph);
   void drop_graphs();
+  void begin_gather(const Pass& pass);
+  size_t gather_room() const;
+  size_t decode_gathered(const Pass& pass, size_t first);
   void gather_rows(const Pass& pass);
   void ensure_gather_memory(size_t n, size_t width);
   void add_gather_bias();
@@ -254,7 +257,7 @@ class CudaProgram final : public Program {
   bool best_known_ = false;
   PinnedBuffer gather_memory_;
   size_t gather_out_at_ = 0, gather_weights_at_ = 0;
-  std::vector<int32_t> gather_begin_;
+  std::vector<int32_t> gather_begin_, gather_row_;
   std::vector<float> gathered_, gather_bias_;
   bool gather_pending_ = false;
 };
