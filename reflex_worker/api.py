@@ -42,10 +42,13 @@ def refuse(kind: str, message: str) -> ReflexError:
 class Generation:
     """A generate request, ready to run: `step()` it, iterate over its events, or `run()` it whole.
 
-    token_ids, text, finish_reason ("stop", "length", "timeout"), stop_match, logprobs and
-    prompt_logprobs (token_id, logprob, [(token_id, logprob)]), seed, usage and timings
-    (milliseconds) are those so far, and final once an event of kind "done" has come. Drop it to
-    cancel it. One request of an engine runs at a time: a new one ends the state of those before.
+    An event has kind, done and total (tokens of the prompt, of "progress"), token_id, text, and where asked
+    logprob and top_logprobs. Attributes are those so far, and final once an event of kind "done" has come:
+    T tokens are out of a prompt of P; log-probabilities are natural logarithms. Drop it to cancel it. One
+    request of an engine runs at a time: a new one ends the state of those before.
+
+    A step raises ReflexError (kinds: cuda, fatal, out_of_memory, kv_cache where another request took the
+    engine).
     """
 
     def __init__(self, native: _NativeGeneration | Constrained) -> None:
@@ -64,46 +67,55 @@ class Generation:
 
     @property
     def token_ids(self) -> list[int]:
+        """(T)."""
         return self._native.token_ids
 
     @property
     def text(self) -> str:
+        """Whole characters, up to a stop string."""
         return self._native.text
 
     @property
     def finish_reason(self) -> str:
+        """ "stop", "length" or "timeout"; "" until it is done."""
         return self._native.finish_reason
 
     @property
     def stop_match(self) -> str | None:
+        """The stop string that ended it."""
         return self._native.stop_match
 
     @property
     def logprobs(self) -> list[tuple[int, float, list[tuple[int, float]]]]:
+        """(T) of (token_id, logprob, the likeliest [(token_id, logprob)]); [] where not asked for."""
         return self._native.logprobs
 
     @property
     def prompt_logprobs(self) -> list[tuple[int, float, list[tuple[int, float]]]]:
+        """(P - 1) likewise, of the prompt's tokens from the second on."""
         return self._native.prompt_logprobs
 
     @property
     def seed(self) -> int:
+        """What was drawn from, given or not."""
         return self._native.seed
 
     @property
     def usage(self) -> dict[str, int]:
+        """Tokens: prompt_tokens, completion_tokens, cached_tokens."""
         return self._native.usage
 
     @property
     def timings(self) -> dict[str, float]:
+        """Milliseconds by phase (docs/protocol.md)."""
         return self._native.timings
 
 
 class Scoring:
     """A system1 request, ready to run: `step()` it, iterate, or `run()` it whole.
 
-    candidates (text, token_ids, score, probability), entropy (bits), best_index, score_kind, usage
-    and timings (milliseconds) hold once an event of kind "done" has come. Drop it to cancel it.
+    Its attributes, of N candidates, hold once an event of kind "done" has come. Drop it to cancel it. A step
+    raises as one of Generation.
     """
 
     def __init__(self, native: _NativeScoring, texts: Sequence[str] | None) -> None:
@@ -123,6 +135,8 @@ class Scoring:
 
     @property
     def candidates(self) -> list[tuple[str, list[int], float, float]]:
+        """(N), in the order given, of (text, token_ids, score as score_kind says, probability): the softmax
+        of score / temperature, which sums to 1."""
         found = self._native.candidates
         if self._texts is None:
             return found
@@ -130,22 +144,27 @@ class Scoring:
 
     @property
     def entropy(self) -> float:
+        """Of the probabilities, in bits."""
         return self._native.entropy
 
     @property
     def best_index(self) -> int:
+        """Of the best score, the first where several are."""
         return self._native.best_index
 
     @property
     def score_kind(self) -> str:
+        """What a score is: "logit_sum", "logprob_sum" or "logprob_mean" (docs/protocol.md)."""
         return self._native.score_kind
 
     @property
     def usage(self) -> dict[str, int]:
+        """Tokens: prompt_tokens, completion_tokens, cached_tokens."""
         return self._native.usage
 
     @property
     def timings(self) -> dict[str, float]:
+        """Milliseconds by phase (docs/protocol.md)."""
         return self._native.timings
 
 
@@ -274,8 +293,10 @@ class Engine:
         literal_spans: Sequence[tuple[int, int]] = (),
         add_bos: bool | None = None,
     ) -> list[int]:
-        """The ids of a text. literal_spans: ranges [start, end), in code points, in which no control
-        token is recognised. add_bos None: as the model says."""
+        """The ids of a text. parse_special: whether text may spell control tokens; literal_spans: ranges
+        [start, end), in code points, in which it may not. add_bos None: as the model says.
+
+        Raises ReflexError (tokenizer, invalid_input)."""
         fallback = self._fallback()
         tokenizer = self._native if fallback is None else fallback
         return tokenizer.tokenize(
@@ -283,7 +304,8 @@ class Engine:
         )
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """The text of ids; bytes that are no UTF-8 come out as U+FFFD."""
+        """The text of ids, without control tokens where skip_special; bytes that are no UTF-8 come out as
+        U+FFFD. Raises ReflexError (invalid_input) for an id that is not in the vocabulary."""
         return self._native.detokenize(token_ids, skip_special=skip_special)
 
     def generate(
@@ -306,7 +328,9 @@ class Engine:
         min_p 0, seed None (drawn, and told), repetition_penalty 1, frequency_penalty 0,
         presence_penalty 0, logit_bias None ({id: bias}), stop (), stop_token_ids (), ignore_eos
         False, logprobs None, prompt_logprobs None, skip_special True, timeout_ms None. Their
-        meaning is that of the protocol's fields of the same names.
+        meaning is that of the protocol's fields of the same names (docs/protocol.md).
+
+        Raises ReflexError (invalid_input, context_overflow, tokenizer, unsupported).
         """
         if prompt is not None and prompt_token_ids is None and self._fallback() is not None:
             prompt_token_ids = self.tokenize(
@@ -346,8 +370,14 @@ class Engine:
     ) -> Scoring:
         """Check a system1 request and ready it; nothing runs before its first step.
 
-        score_from: per candidate, the first of its tokens that counts; those before it are read as
-        context only. Empty: every token counts.
+        candidates: N texts that could follow the prompt, or candidate_token_ids. score: what is compared,
+        "logit_sum", "logprob_sum", "logprob_mean", or "auto", the first where every candidate is one token,
+        else the second. temperature: of the softmax over the scores. score_from: per candidate, the first
+        of its tokens that counts; those before it are read as context only. Empty: every token counts.
+        timeout_ms: of the whole request, None for no end.
+
+        Raises ReflexError (invalid_input: none, an empty one, or one whose first characters merge with the
+        prompt's end; context_overflow, tokenizer).
         """
         texts = None
         if self._fallback() is not None:

@@ -109,7 +109,7 @@ def _is_number(text):
 
 def usage(name, synopsis, options, notes=""):
     """The text of `reflex NAME --help`."""
-    lines = [f"usage: reflex {name} {synopsis}", ""]
+    lines = [f"usage: reflex {name} {synopsis}".rstrip(), ""]
     width = max((len(o.name) + len(o.metavar) + 1 for o in options), default=0)
     for o in options:
         head = f"{o.name} {o.metavar}".rstrip()

@@ -8,7 +8,7 @@ from .cli_model import MODEL_OPTIONS, open_engine, take_model, with_tokenizer
 from .cli_output import result_line
 
 OPTIONS = [
-    *MODEL_OPTIONS,
+    *(o for o in MODEL_OPTIONS if o.name != "--exact"),  # it computes both ways
     Option("--tokens", int32, 64, "N", help="rows of the text to compare at most"),
     Option("--json", help="one JSON object"),
 ]
