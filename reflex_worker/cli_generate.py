@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, int32, parse, uint64
+from .cli_args import Option, UsageError, int32, uint64
 from .cli_args import usage as usage_text
 from .cli_model import (
     MODEL_OPTIONS,
     Progress,
-    boot_driver,
+    begin,
     checked_text,
     open_engine,
-    take_model,
-    take_prompt,
     with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
@@ -29,7 +27,7 @@ OPTIONS = [
     Option("--presence-penalty", float, 0.0, "X", help="once for tokens in the output"),
     Option("--stop", str, None, "TEXT", repeat=True, help="end before this text (repeatable)"),
     Option("--ignore-eos", help="go on past the model's end tokens"),
-    Option("--logprobs", int32, None, "N", help="log-probability of each token and the N best (--json)"),
+    Option("--logprobs", int32, None, "N", help="tell the log-probability of each token and the N best"),
     Option("--no-special", help="do not read control tokens in the prompt"),
     Option("--stream", help="show the text live"),
     Option("--json", help="one JSON object instead of the result line"),
@@ -45,13 +43,9 @@ def enough(_name):
 
 
 def main(name, argv):
-    boot_driver(argv)
-    from . import _native  # noqa: F401  (mapped before anything else is looked at)
+    values, path, prompt = begin(name, argv, OPTIONS)
     from .cli import write
 
-    values, positional = parse(argv, OPTIONS, 2)
-    path = take_model(values, positional, name)
-    prompt = take_prompt(positional, name)
     stops = [checked_text(s, "--stop") for s in values["stop"]]
     if "" in stops:
         raise UsageError("--stop: expected text, found an empty string")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, int32
+from .cli_args import Option, UsageError, int32, parse
 
 MODEL_OPTIONS = [
     Option("--demo", help="use the bundled model instead of a GGUF file"),
@@ -42,19 +42,26 @@ def take_model(values, positional, name):
     return positional.pop(0)
 
 
+def begin(name, argv, options):
+    """What a command with a model and a prompt does first: (values, the model's path, the prompt)."""
+    boot_driver(argv)
+    from . import _native  # noqa: F401  (mapped before anything else is looked at)
+
+    values, positional = parse(argv, options, 2)
+    path = take_model(values, positional, name)
+    return values, path, take_prompt(positional, name)
+
+
+def engine_options(values):
+    """What MODEL_OPTIONS ask of an engine, by its own names."""
+    names = ("device", "threads", "ctx", "exact", "isa", "load_mode", "experts")
+    return {name: values[name] for name in names}
+
+
 def open_engine(path, values):
     from ._native import Engine
 
-    engine = Engine(
-        path,
-        device=values["device"],
-        threads=values["threads"],
-        ctx=values["ctx"],
-        exact=values["exact"],
-        isa=values["isa"],
-        load_mode=values["load_mode"],
-        experts=values["experts"],
-    )
+    engine = Engine(path, **engine_options(values))
     note_experts(engine, values["experts"])
     return engine
 

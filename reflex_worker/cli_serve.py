@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .cli_args import Option, UsageError, int32, parse
 from .cli_args import usage as usage_text
-from .cli_model import MODEL_OPTIONS, boot_driver, demo_path
+from .cli_model import MODEL_OPTIONS, boot_driver, demo_path, engine_options
 from .signals import take_over
 
 
@@ -62,13 +62,7 @@ def main(name, argv):
     socket = positional.pop(0) if uds else ""
     options = ServeOptions(
         model=model_path(values, positional, name),
-        device=values["device"],
-        threads=values["threads"],
-        ctx=values["ctx"],
-        exact=values["exact"],
-        isa=values["isa"],
-        load_mode=values["load_mode"],
-        experts=values["experts"],
+        **engine_options(values),
         max_line_bytes=values["max_line_bytes"],
         state_dir=values["state_dir"],
     )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, parse
+from .cli_args import Option, UsageError
 from .cli_args import usage as usage_text
 from .cli_model import (
     MODEL_OPTIONS,
     Progress,
-    boot_driver,
+    begin,
     checked_text,
     open_engine,
-    take_model,
-    take_prompt,
     with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
@@ -40,13 +38,9 @@ def enough(_name):
 
 
 def main(name, argv):
-    boot_driver(argv)
-    from . import _native  # noqa: F401  (mapped before anything else is looked at)
+    values, path, prompt = begin(name, argv, OPTIONS)
     from .cli import write
 
-    values, positional = parse(argv, OPTIONS, 2)
-    path = take_model(values, positional, name)
-    prompt = take_prompt(positional, name)
     if not values["candidate"]:
         raise UsageError(f"{name}: expected at least one --candidate")
     candidates = [checked_text(c, "--candidate") for c in values["candidate"]]

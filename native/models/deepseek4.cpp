@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/dense.h"
+#include "models/indexer.h"
 #include "models/keys.h"
 #include "models/moe.h"
 
@@ -26,7 +27,7 @@ constexpr int32_t kSparseRatio = 4, kDenseRatio = 128;
 
 struct V4 {
   int32_t n_streams = 0, n_iterations = 0, n_q_latent = 0, n_groups = 0, n_out_latent = 0, window = 0;
-  int32_t index_heads = 0, index_dim = 0, top_k = 0;
+  IndexerSizes index;  ///< of entries, no more of which a row has than its context has tokens
   int32_t n_hash_layers = 0;
   float hyper_eps = 0, scale = 0;
   RopeId plain = kNone, compressed = kNone;
@@ -110,15 +111,7 @@ V4 read_v4(Builder& b) {
     fail(ErrorKind::gguf, "key '%s': expected 1, found %d", keys.name("attention.head_count_kv").c_str(),
          c.n_kv_heads);
   v.ratios = read_ratios(b, keys);
-  if (std::count(v.ratios.begin(), v.ratios.end(), kSparseRatio) > 0) {
-    v.index_heads = keys.require("attention.indexer.head_count", kMaxHeads);
-    v.index_dim = keys.require("attention.indexer.key_length", kMaxWidth);
-    // No row has more entries than its context has tokens, and a selection has room for top_k.
-    v.top_k = std::min(keys.require("attention.indexer.top_k", kMaxSlots), c.n_ctx_train);
-    if (v.index_dim < c.n_rot)
-      fail(ErrorKind::gguf, "key '%s': expected at least the %d values that rope turns, found %d",
-           keys.name("attention.indexer.key_length").c_str(), c.n_rot, v.index_dim);
-  }
+  if (std::count(v.ratios.begin(), v.ratios.end(), kSparseRatio) > 0) v.index = read_indexer(b);
   v.scale = static_cast<float>(1.0 / std::sqrt(c.head_dim));
   // Scaling is of the layers that compress alone; cos and sin stay as they are.
   Config plain = c, compressed = c;
@@ -162,16 +155,16 @@ void compress(Builder& b, const V4& v, int32_t layer, ValueId h, const std::stri
 ValueId choose(Builder& b, const V4& v, int32_t layer, ValueId h, ValueId hq, ValueId q_latent) {
   const Names t{layer};
   Indexer op{};
-  op.state = b.state_per_token(layer, "index", v.index_dim);
-  compress(b, v, layer, h, "indexer_compressor_", "index_compress", v.index_dim, op.state, 0);
+  op.state = b.state_per_token(layer, "index", v.index.head_dim);
+  compress(b, v, layer, h, "indexer_compressor_", "index_compress", v.index.head_dim, op.state, 0);
   op.query = b.linear(q_latent, b.matrix(t("indexer.attn_q_b"), v.n_q_latent,
-                                         static_cast<int64_t>(v.index_heads) * v.index_dim));
-  op.query = b.tail_rope(op.query, v.compressed, v.index_heads, false);
-  op.weights = b.linear(hq, b.matrix(t("indexer.proj"), b.config().n_embd, v.index_heads));
+                                         static_cast<int64_t>(v.index.n_heads) * v.index.head_dim));
+  op.query = b.tail_rope(op.query, v.compressed, v.index.n_heads, false);
+  op.weights = b.linear(hq, b.matrix(t("indexer.proj"), b.config().n_embd, v.index.n_heads));
   op.key = kNone;
-  op.n_heads = v.index_heads;
-  op.head_dim = v.index_dim;
-  op.top_k = v.top_k;
+  op.n_heads = v.index.n_heads;
+  op.head_dim = v.index.head_dim;
+  op.top_k = v.index.top_k;
   op.ratio = kSparseRatio;
   return b.indexer(layer, op);
 }

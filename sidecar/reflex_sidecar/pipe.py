@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from reflex_protocol.client import Conversation, Exchange, WorkerDied, WorkerError
+from reflex_protocol.client.limits import STDERR_LINE_BYTES, STDERR_TAIL_LINES
 from reflex_protocol.codec import MAX_ANSWER_BYTES, LineError, LineSplitter, decode_answer
 from reflex_protocol.errors import RemoteProtocolError
 from reflex_protocol.messages import (
@@ -25,8 +26,6 @@ from reflex_protocol.messages import (
     WorkerMessage,
 )
 
-STDERR_TAIL_LINES: Final = 20
-STDERR_LINE_BYTES: Final = 8192
 # How long the last words on stderr are waited for once stdout has ended.
 LAST_WORDS_SECONDS: Final = 10.0
 

@@ -8,8 +8,6 @@ namespace reflex::cpu {
 
 namespace {
 
-constexpr int32_t kColumns = 1024;  ///< of a stream, in one task
-
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 /// comb (n, n), row = from: softmax over each row, + eps.
@@ -59,11 +57,7 @@ void PassRun::step(const HyperWeightsStep& s, Counter* counters, int) {
 void PassRun::step(const HyperReadStep& s, Counter* counters, int) {
   const HyperRead& op = s.op;
   const auto n = static_cast<size_t>(op.n_streams), d = static_cast<size_t>(width(op.out));
-  const int32_t per_row = pieces(width(op.out), kColumns);
-  share(counters[0], rows(op.out) * per_row, 1, [&](int32_t task, int32_t) {
-    const auto r = static_cast<size_t>(task / per_row),
-               first = static_cast<size_t>(task % per_row * kColumns);
-    const size_t count = std::min(d - first, static_cast<size_t>(kColumns));
+  share_columns(counters[0], rows(op.out), width(op.out), [&](size_t r, size_t first, size_t count) {
     const float* pre = value(op.weights) + r * static_cast<size_t>(width(op.weights));
     const float* x = value(op.streams) + r * n * d + first;
     float* y = value(op.out) + r * d + first;
@@ -76,11 +70,7 @@ void PassRun::step(const HyperReadStep& s, Counter* counters, int) {
 void PassRun::step(const HyperWriteStep& s, Counter* counters, int) {
   const HyperWrite& op = s.op;
   const auto n = static_cast<size_t>(op.n_streams), d = static_cast<size_t>(width(op.in));
-  const int32_t per_row = pieces(width(op.in), kColumns);
-  share(counters[0], rows(op.out) * per_row, 1, [&](int32_t task, int32_t) {
-    const auto r = static_cast<size_t>(task / per_row),
-               first = static_cast<size_t>(task % per_row * kColumns);
-    const size_t count = std::min(d - first, static_cast<size_t>(kColumns));
+  share_columns(counters[0], rows(op.out), width(op.in), [&](size_t r, size_t first, size_t count) {
     const float* post = value(op.weights) + r * static_cast<size_t>(width(op.weights)) + n;
     const float* comb = post + n;
     const float* in = value(op.in) + r * d + first;

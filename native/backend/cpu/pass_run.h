@@ -221,6 +221,18 @@ class PassRun {
     }
   }
 
+  /// f(row, first, count) for every piece of at most kColumns columns of every row
+  static constexpr int32_t kColumns = 1024;
+  template <class F>
+  void share_columns(Counter& counter, int32_t n_rows, int32_t n_columns, F f) {
+    const int32_t per_row = pieces(n_columns, kColumns);
+    share(counter, n_rows * per_row, 1, [&](int32_t task, int32_t) {
+      const int32_t first = task % per_row * kColumns;
+      f(static_cast<size_t>(task / per_row), static_cast<size_t>(first),
+        static_cast<size_t>(std::min(n_columns - first, kColumns)));
+    });
+  }
+
   /// The same for pieces [0, n) that lie one after another in memory: each thread has a part of its own and
   /// walks it in order, f(begin, end) taking `most` pieces at once while many are left. A stream that jumps
   /// back and forth with another thread's is a third slower. A step has kStreamsPerStep of them, by number.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from ..codec import MAX_ANSWER_BYTES, LineError, LineSplitter, decode_answer
 from ..errors import RemoteProtocolError
@@ -40,11 +40,8 @@ from ..messages import (
 )
 from .conversation import Conversation, Exchange
 from .failures import WorkerDied, WorkerError, WorkerTimeout
-from .ready import STDERR_LINE_BYTES, STDERR_TAIL_LINES, parse_ready
-
-READ_BYTES: Final = 1 << 16
-# After its output has ended a worker has this long to exit before it is killed.
-EXIT_GRACE_SECONDS: Final = 5.0
+from .limits import EXIT_GRACE_SECONDS, READ_BYTES, STDERR_LINE_BYTES, STDERR_TAIL_LINES
+from .ready import parse_ready
 
 _Answer = TypeVar("_Answer", bound=WorkerMessage)
 
@@ -123,7 +120,12 @@ class AsyncExchange:
 
 
 class AsyncClient:
-    """A worker to talk to. Make one with `spawn` or `connect`; use as an async context manager."""
+    """A worker to talk to. Make one with `spawn` or `connect`; use as an async context manager.
+
+    Every timeout is in seconds, None for no end; when it comes the request is cancelled and WorkerTimeout
+    raised. A refused request raises WorkerError (its kind: docs/protocol.md, "Errors"), a cancelled one
+    Cancelled (with the tokens so far), and all of them WorkerDied once the worker has ended.
+    """
 
     def __init__(self) -> None:
         self._conversation = Conversation()
@@ -228,13 +230,15 @@ class AsyncClient:
         return answer
 
     async def generate(self, prompt: str, *, timeout: float | None = None, **fields: Any) -> GenerateFinal:
-        """Generate from `prompt`; `fields` are those of `Request`."""
+        """Generate from `prompt`; `fields` are those of `Request`. Log-probabilities are natural logarithms,
+        timings milliseconds."""
         return await self._ask(Request(prompt=prompt, **fields), GenerateFinal, timeout)
 
     async def score(
         self, prompt: str, candidates: list[str], *, timeout: float | None = None, **fields: Any
     ) -> ScoreFinal:
-        """Score `candidates` after `prompt`; `fields` are those of `Request`."""
+        """Score `candidates` (N texts) after `prompt`; `fields` are those of `Request`. The answer has N
+        candidates in that order: score, probability (they sum to 1); and the entropy in bits."""
         request = Request(prompt=prompt, candidates=candidates, **fields)
         return await self._ask(request, ScoreFinal, timeout)
 
@@ -251,11 +255,11 @@ class AsyncClient:
         return await self._ask(Info(), InfoAnswer, timeout)
 
     async def tokenize(self, text: str, *, timeout: float | None = None, **fields: Any) -> list[int]:
-        """The ids of a text; `fields` are those of `Tokenize`."""
+        """The token ids of a text; `fields` are those of `Tokenize`."""
         return (await self._ask(Tokenize(text=text, **fields), TokenizeAnswer, timeout)).token_ids
 
     async def detokenize(self, token_ids: list[int], *, timeout: float | None = None, **fields: Any) -> str:
-        """The text of ids."""
+        """The text of token ids; `fields` are those of `Detokenize`."""
         return (await self._ask(Detokenize(token_ids=token_ids, **fields), DetokenizeAnswer, timeout)).text
 
     async def load(

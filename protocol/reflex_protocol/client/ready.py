@@ -7,11 +7,6 @@ from typing import Any, Final
 
 import msgspec
 
-# Lines of stderr kept to explain a death.
-STDERR_TAIL_LINES: Final = 20
-# A line of stderr longer than this is cut: nobody bounds what a library prints.
-STDERR_LINE_BYTES: Final = 8192
-
 _READY: Final = re.compile(r"REFLEX_(?:STDIO|UDS)_READY(?: |$)")
 _PAIR: Final = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ..codec import MAX_ANSWER_BYTES, LineError, LineSplitter, decode_answer
 from ..errors import RemoteProtocolError
@@ -44,17 +44,19 @@ from ..messages import (
 )
 from .conversation import Conversation, Exchange
 from .failures import WorkerDied, WorkerError, WorkerTimeout
-from .ready import STDERR_LINE_BYTES, STDERR_TAIL_LINES, parse_ready
-
-READ_BYTES: Final = 1 << 16
-# After its output has ended a worker has this long to exit before it is killed.
-EXIT_GRACE_SECONDS: Final = 5.0
+from .limits import EXIT_GRACE_SECONDS, READ_BYTES, STDERR_LINE_BYTES, STDERR_TAIL_LINES
+from .ready import parse_ready
 
 _Answer = TypeVar("_Answer", bound=WorkerMessage)
 
 
 class Client:
-    """A worker to talk to. Make one with `spawn` or `connect`; use as a context manager."""
+    """A worker to talk to. Make one with `spawn` or `connect`; use as a context manager.
+
+    Every timeout is in seconds, None for no end; when it comes the request is cancelled and WorkerTimeout
+    raised. A refused request raises WorkerError (its kind: docs/protocol.md, "Errors"), a cancelled one
+    Cancelled (with the tokens so far), and all of them WorkerDied once the worker has ended.
+    """
 
     def __init__(self, in_fd: int, out_fd: int) -> None:
         self._in_fd = in_fd  # the worker's answers
@@ -190,13 +192,15 @@ class Client:
         return answer
 
     def generate(self, prompt: str, *, timeout: float | None = None, **fields: Any) -> GenerateFinal:
-        """Generate from `prompt`; `fields` are those of `Request`."""
+        """Generate from `prompt`; `fields` are those of `Request`. Log-probabilities are natural logarithms,
+        timings milliseconds."""
         return self._ask(Request(prompt=prompt, **fields), GenerateFinal, timeout)
 
     def score(
         self, prompt: str, candidates: list[str], *, timeout: float | None = None, **fields: Any
     ) -> ScoreFinal:
-        """Score `candidates` after `prompt`; `fields` are those of `Request`."""
+        """Score `candidates` (N texts) after `prompt`; `fields` are those of `Request`. The answer has N
+        candidates in that order: score, probability (they sum to 1); and the entropy in bits."""
         return self._ask(Request(prompt=prompt, candidates=candidates, **fields), ScoreFinal, timeout)
 
     def hello(self, *, timeout: float | None = None) -> HelloAnswer:
@@ -212,11 +216,11 @@ class Client:
         return self._ask(Info(), InfoAnswer, timeout)
 
     def tokenize(self, text: str, *, timeout: float | None = None, **fields: Any) -> list[int]:
-        """The ids of a text; `fields` are those of `Tokenize`."""
+        """The token ids of a text; `fields` are those of `Tokenize`."""
         return self._ask(Tokenize(text=text, **fields), TokenizeAnswer, timeout).token_ids
 
     def detokenize(self, token_ids: list[int], *, timeout: float | None = None, **fields: Any) -> str:
-        """The text of ids."""
+        """The text of token ids; `fields` are those of `Detokenize`."""
         return self._ask(Detokenize(token_ids=token_ids, **fields), DetokenizeAnswer, timeout).text
 
     def load(
