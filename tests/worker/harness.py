@@ -14,6 +14,7 @@ from reflex_worker.worker import Worker
 from .fake_engine import FakeEngine
 
 MAX_LINE_BYTES = 1 << 16
+FINAL = "final"
 
 
 class Harness:
