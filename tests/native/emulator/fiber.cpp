@@ -62,8 +62,7 @@ void Fiber::start(void (*entry)()) {
   at_ = to;
 }
 
-void Fiber::resume() { emulator_switch(&resumer_, at_); }
-void Fiber::suspend() { emulator_switch(&at_, resumer_); }
+void Fiber::leave(Fiber& next) { emulator_switch(&at_, next.at_); }
 
 bool Fiber::guards(const void* address) const {
   const auto* p = static_cast<const char*>(address);

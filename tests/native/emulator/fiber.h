@@ -12,12 +12,11 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
 
-  /// The next resume() starts `entry`, which never returns.
+  /// Where it goes on next is the beginning of `entry`, which never returns.
   void start(void (*entry)());
-  /// Runs the fiber until it suspends; called by the scheduler's own stack.
-  void resume();
-  /// Back to whoever resumed this one.
-  void suspend();
+  /// From this one, which runs, to another; returns when something leaves for this one again. What has never
+  /// been started stands for the stack that runs already.
+  void leave(Fiber& next);
   /// The stack's upper end, for code that must run on what is left of it.
   char* top() const { return stack_ + kBytes; }
   bool guards(const void* address) const;  ///< whether the address is below the stack

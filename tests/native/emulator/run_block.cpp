@@ -5,6 +5,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include "settings.h"
 
 emulator::Dim threadIdx, blockIdx, blockDim, gridDim;
+emulator::Lane* emulator::current_lane;
 
 // The static shared memory of all kernels (__shared__ of device_code.h).
 extern unsigned char shared_begin[] __asm__("__start_emulated_shared");
@@ -64,8 +66,14 @@ struct Barrier {
   uint32_t round = 0;
 };
 
+struct Warp {
+  uint32_t live, waiting, ready;  ///< lanes that have not ended; that wait for an exchange; that may go on
+};
+
 // What runs now: one launch at a time, under the driver's lock.
+Fiber scheduler;  // the stack that launches
 Thread threads[kMaxThreads];
+Warp warps[kMaxWarps];
 Lane lanes[kMaxThreads];
 Barrier block, named[kMaxNamed];
 std::vector<BulkCopy> bulk_copies;
@@ -74,7 +82,7 @@ const Kernel* kernel;
 const void* kernel_params;
 unsigned char *shared_arena, *dynamic;
 std::string failure;
-bool failed_address;
+bool failed, failed_address, reverse;
 uint32_t turns;  // outer rounds of the block, for yield()
 
 std::map<std::string, const Kernel*>& kernels() {
@@ -82,10 +90,31 @@ std::map<std::string, const Kernel*>& kernels() {
   return all;
 }
 
+/// The lane that goes on now, of those that may; `from` is the one that went before it.
+int take_ready(Warp& w, int from) {
+  const uint32_t after = reverse ? w.ready & ((1u << from) - 1) : w.ready & ~((2u << from) - 1);
+  const uint32_t among = after ? after : w.ready;
+  const int lane = reverse ? 31 - std::countl_zero(among) : std::countr_zero(among);
+  w.ready &= ~(1u << lane);
+  return lane;
+}
+
+void set_current(int thread) {
+  current = thread;
+  current_lane = lanes + thread;
+  threadIdx = {static_cast<uint32_t>(thread), 0, 0};
+  threads[thread].wait = Wait::none;
+}
+
+/// This thread waits: the next of its warp goes on, or the scheduler where none can.
 void suspend(Wait why) {
   Thread& t = threads[current];
   t.wait = why;
-  t.fiber.suspend();
+  const int warp = current / kWarp;
+  if (!warps[warp].ready || failed) return t.fiber.leave(scheduler);
+  const int next = warp * kWarp + take_ready(warps[warp], current % kWarp);
+  set_current(next);
+  t.fiber.leave(threads[next].fiber);
 }
 
 std::string here() {
@@ -95,6 +124,11 @@ std::string here() {
   std::string s = text;
   if (current >= 0) s += ", thread " + std::to_string(current);
   return s;
+}
+
+void report(const std::string& text) {
+  if (!failed) failure = here() + ": " + text;
+  failed = true;
 }
 
 /// From a thread of the block: nothing more of the launch runs.
@@ -120,15 +154,6 @@ void land(const BulkCopy& c) {
 }
 
 // ---- scheduling ------------------------------------------------------------------------------------------
-
-uint32_t live_lanes(int warp) {
-  uint32_t mask = 0;
-  for (int i = 0; i < kWarp; ++i) {
-    const int t = warp * kWarp + i;
-    if (t < n_threads && threads[t].wait != Wait::done) mask |= 1u << i;
-  }
-  return mask;
-}
 
 bool ready(const Thread& t) {
   switch (t.wait) {
@@ -156,29 +181,28 @@ void end_round(Barrier& b) {
 }
 
 /// Computes the exchange that `lane` of the warp has come to, if all of its lanes have that have not ended.
-bool try_exchange(int warp, int lane, Exchange compute) {
-  const int first = warp * kWarp;
-  const Thread& self = threads[first + lane];
-  const uint32_t live = self.mask & live_lanes(warp);
+bool try_exchange(int warp, int lane) {
+  Warp& w = warps[warp];
+  Thread* of = threads + warp * kWarp;
+  const Thread& self = of[lane];
+  const uint32_t taking = self.mask & w.live;
+  if ((w.waiting & taking) != taking) return false;
   for (int i = 0; i < kWarp; ++i) {
-    if (!(live >> i & 1) || i == lane) continue;
-    const Thread& t = threads[first + i];
-    if (t.wait != Wait::warp || (t.mask & live) != live) return false;
-    if (std::strcmp(t.what, self.what) != 0)
-      fail("lane %d is at %s while lane %d is at %s", lane, self.what, i, t.what);
+    if (!(taking >> i & 1)) continue;
+    if ((of[i].mask & w.live) != taking) return false;
+    if (of[i].what != self.what && std::strcmp(of[i].what, self.what) != 0)
+      fail("lane %d is at %s while lane %d is at %s", lane, self.what, i, of[i].what);
   }
-  compute(lanes + first, live);
-  for (int i = 0; i < kWarp; ++i)
-    if (live >> i & 1) threads[first + i].wait = Wait::none;
+  self.compute(lanes + warp * kWarp, taking);
+  w.waiting &= ~taking;
+  w.ready |= taking & ~(1u << current % kWarp);
   return true;
 }
 
 /// A thread has ended: those that waited for it need not.
 void release_after_end(int warp) {
-  for (int i = 0; i < kWarp; ++i) {
-    const Thread& t = threads[warp * kWarp + i];
-    if (t.wait == Wait::warp && try_exchange(warp, i, t.compute)) break;
-  }
+  for (int i = 0; i < kWarp; ++i)
+    if (warps[warp].waiting >> i & 1 && try_exchange(warp, i)) break;
   if (block.arrived && block.arrived == n_live) end_round(block);
 }
 
@@ -186,27 +210,24 @@ void thread_entry() {
   kernel->run(kernel_params);
   copy_wait(0);
   --n_live;
-  threads[current].wait = Wait::done;
+  warps[current / kWarp].live &= ~(1u << lane_id());
   release_after_end(current / kWarp);
-  threads[current].fiber.suspend();
+  suspend(Wait::done);
   std::abort();  // nobody resumes it
 }
 
+/// Until all lanes of the warp wait; false where they did already.
 bool step_warp(int warp) {
-  bool moved = false;
-  const int first = warp * kWarp, n = std::min(kWarp, n_threads - first);
-  for (int k = 0; k < n && failure.empty(); ++k) {
-    const int i = first + (settings().reverse ? n - 1 - k : k);
-    Thread& t = threads[i];
-    if (!ready(t)) continue;
-    moved = true;
-    current = i;
-    threadIdx = {static_cast<uint32_t>(i), 0, 0};
-    t.wait = Wait::none;
-    t.fiber.resume();
-    current = -1;
-  }
-  return moved;
+  Warp& w = warps[warp];
+  const int first = warp * kWarp;
+  for (int i = 0; i < kWarp; ++i)
+    if (w.live >> i & 1 && ready(threads[first + i])) w.ready |= 1u << i;
+  if (!w.ready) return false;
+  const int thread = first + take_ready(w, reverse ? 0 : kWarp - 1);
+  set_current(thread);
+  scheduler.leave(threads[thread].fiber);
+  current = -1;
+  return true;
 }
 
 void report_deadlock() {
@@ -220,25 +241,24 @@ void report_deadlock() {
   }
   for (const auto& [what, n] : counts) text += " " + std::to_string(n) + " at " + what + ",";
   text += " " + std::to_string(n_threads - n_live) + " have ended";
-  failure = here() + ": " + text;
+  report(text);
 }
 
 /// A warp runs until all its lanes wait: the furthest that one can get ahead of another.
 void run_threads() {
   const int n_warps = (n_threads + kWarp - 1) / kWarp;
-  for (int idle = 0; n_live && failure.empty();) {
+  for (int idle = 0; n_live && !failed;) {
     bool moved = false;
     ++turns;
     for (int k = 0; k < n_warps; ++k) {
-      const int warp = settings().reverse ? n_warps - 1 - k : k;
-      while (failure.empty() && step_warp(warp)) moved = true;
+      const int warp = reverse ? n_warps - 1 - k : k;
+      while (!failed && step_warp(warp)) moved = true;
     }
     // Threads that only take turns may wait for a block that never comes: blocks run one after the other.
     const bool turning =
         std::any_of(threads, threads + n_threads, [](const Thread& t) { return t.wait == Wait::turn; });
     idle = turning ? idle + 1 : 0;
-    if (failure.empty() && n_live && ((!moved && !turning) || idle > kMaxIdleRounds))
-      return report_deadlock();
+    if (!failed && n_live && ((!moved && !turning) || idle > kMaxIdleRounds)) return report_deadlock();
   }
 }
 
@@ -249,6 +269,10 @@ void prepare_block(const LaunchShape& shape) {
   block.arrived = block.trues = 0;
   for (Barrier& b : named) b.arrived = 0;
   bulk_copies.clear();
+  for (int w = 0; w < kMaxWarps; ++w) {
+    const int n = std::clamp(n_threads - w * kWarp, 0, kWarp);
+    warps[w] = {static_cast<uint32_t>((uint64_t{1} << n) - 1), 0, 0};
+  }
   for (int i = 0; i < n_threads; ++i) {
     Thread& t = threads[i];
     t.wait = Wait::none;
@@ -262,16 +286,14 @@ void prepare_block(const LaunchShape& shape) {
 void check_block(const LaunchShape& shape) {
   const unsigned char* end = shared_arena + kSharedArena;
   const auto changed = [](unsigned char c) { return c != kCanary; };
-  if (std::any_of(dynamic + shape.shared, const_cast<unsigned char*>(end), changed))
-    failure =
-        here() + ": wrote beyond its " + std::to_string(shape.shared) + " bytes of dynamic shared memory";
-  if (std::any_of(dynamic - kPage, dynamic, changed))
-    failure = here() + ": wrote in front of its dynamic shared memory";
+  if (std::any_of<const unsigned char*>(dynamic + shape.shared, end, changed))
+    report("wrote beyond its " + std::to_string(shape.shared) + " bytes of dynamic shared memory");
+  if (std::any_of(dynamic - kPage, dynamic, changed)) report("wrote in front of its dynamic shared memory");
   if (!shape.overlaps) return;
   for (int i = 0; i < n_threads; ++i)
     if (!threads[i].awaited_inputs)
-      failure = here() + ": thread " + std::to_string(i) +
-                " never called wait_for_inputs, and the launch may overlap the one before it";
+      report("thread " + std::to_string(i) +
+             " never called wait_for_inputs, and the launch may overlap the one before it");
 }
 
 // ---- accesses outside all memory
@@ -289,16 +311,16 @@ void on_signal(int sig, siginfo_t* info, void* context) {
   }
   char text[120];
   if (sig == SIGILL)
-    std::snprintf(text, sizeof text, ": an access that is not aligned to its size");
+    std::snprintf(text, sizeof text, "an access that is not aligned to its size");
   else if (threads[current].fiber.guards(info->si_addr))
-    std::snprintf(text, sizeof text, ": its stack is full");
+    std::snprintf(text, sizeof text, "its stack is full");
   else
     std::snprintf(
-        text, sizeof text, ": address %p, which is in no memory of its own%s", info->si_addr,
+        text, sizeof text, "address %p, which is in no memory of its own%s", info->si_addr,
         info->si_addr >= shared_arena + kSharedArena && info->si_addr < shared_arena + kSharedArena + kPage
             ? " (just beyond dynamic shared memory)"
             : "");
-  failure = here() + text;
+  report(text);
   failed_address = true;
   auto* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   // As if called there: eight bytes off a multiple of 16.
@@ -368,11 +390,10 @@ void fail(const char* format, ...) {
   va_start(args, format);
   std::vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  failure = here() + ": " + text;
+  report(text);
   stop_launch();
 }
 
-Lane& lane_slot() { return lanes[current]; }
 int lane_id() { return current % kWarp; }
 unsigned char* dynamic_shared() { return dynamic; }
 void inputs_awaited() { threads[current].awaited_inputs = true; }
@@ -383,7 +404,8 @@ void exchange(const char* what, uint32_t mask, Exchange compute) {
   self.what = what;
   self.mask = mask;
   self.compute = compute;
-  if (!try_exchange(current / kWarp, lane_id(), compute)) suspend(Wait::warp);
+  warps[current / kWarp].waiting |= 1u << lane_id();
+  if (!try_exchange(current / kWarp, lane_id())) suspend(Wait::warp);
 }
 
 int block_barrier(bool value) {
@@ -478,6 +500,8 @@ std::string run_launch(const Kernel& k, const LaunchShape& shape, const void* pa
   kernel = &k;
   kernel_params = params;
   failure.clear();
+  failed = false;
+  reverse = settings().reverse;
   failed_address = false;
   gridDim = shape.grid;
   blockDim = {shape.threads, 1, 1};
@@ -485,14 +509,14 @@ std::string run_launch(const Kernel& k, const LaunchShape& shape, const void* pa
   place_shared(shape.shared);
   const CatchSignals catching;
   const uint64_t n = uint64_t{shape.grid.x} * shape.grid.y * shape.grid.z;
-  for (uint64_t i = 0; i < n && failure.empty(); ++i) {
-    const uint64_t at = settings().reverse ? n - 1 - i : i;
+  for (uint64_t i = 0; i < n && !failed; ++i) {
+    const uint64_t at = reverse ? n - 1 - i : i;
     blockIdx = {static_cast<uint32_t>(at % shape.grid.x),
                 static_cast<uint32_t>(at / shape.grid.x % shape.grid.y),
                 static_cast<uint32_t>(at / shape.grid.x / shape.grid.y)};
     prepare_block(shape);
     run_threads();
-    if (failure.empty()) check_block(shape);
+    if (!failed) check_block(shape);
   }
   address = failed_address;
   return failure;

@@ -23,7 +23,8 @@ struct Lane {
 using Exchange = void (*)(Lane* lanes, uint32_t mask);
 
 /// This thread's lane of the warp's next exchange; fill in `in`, then call exchange().
-Lane& lane_slot();
+extern Lane* current_lane;
+inline Lane& lane_slot() { return *current_lane; }
 int lane_id();
 /// Until all lanes of `mask` that have not ended have come to the same exchange. `what` names it.
 void exchange(const char* what, uint32_t mask, Exchange compute);
