@@ -207,8 +207,7 @@ void release_after_end(int warp) {
 }
 
 void thread_entry() {
-  kernel->run(kernel_params);
-  copy_wait(0);
+  kernel->run(kernel_params);  // copies that it did not wait for never come
   --n_live;
   warps[current / kWarp].live &= ~(1u << lane_id());
   release_after_end(current / kWarp);

@@ -18,8 +18,8 @@ long number(const char* name, long otherwise) {
 
 }  // namespace
 
-const Settings& settings() {
-  static const Settings s = {
+Settings& settings() {
+  static Settings s = {
       on("REFLEX_EMULATOR_REVERSE"),
       on("REFLEX_EMULATOR_EARLY"),
       on("REFLEX_EMULATOR_TRACE"),

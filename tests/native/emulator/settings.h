@@ -1,4 +1,4 @@
-// How the emulator runs, from the environment; read once.
+// How the emulator runs: from the environment, read once (tests of the emulator set it themselves).
 //   REFLEX_EMULATOR_REVERSE=1  blocks, warps and lanes backwards: what depends on their order is a race
 //   REFLEX_EMULATOR_EARLY=1    copies and streams at once, instead of as late as a wait allows
 //   REFLEX_EMULATOR_TRACE=1    each launch to stderr
@@ -14,6 +14,6 @@ struct Settings {
   int multiprocessors;
   size_t memory_bytes;
 };
-const Settings& settings();
+Settings& settings();
 
 }  // namespace emulator

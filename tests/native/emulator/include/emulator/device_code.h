@@ -20,7 +20,7 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __restrict__
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 // All of it in one place, so that every block finds it filled with NaNs.
 #define __shared__ static __attribute__((section("emulated_shared")))
 
