@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from .writer import F32, Gguf, sample
@@ -140,7 +140,7 @@ ENTRIES = st.sampled_from(sorted(KINDS)).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(entries=st.dictionaries(st.text(min_size=1), ENTRIES, max_size=20))
 def test_any_metadata_reads_back(testing, entries):
     g = Gguf()

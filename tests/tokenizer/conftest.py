@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from ..gguf.writer import Gguf
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 TABLES = HERE.parents[1] / "native/tokenizer"
 
 # For property tests of this room; no global profile, which would reach those of the others.
-property_test = settings(deadline=None, max_examples=200)
+property_test = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="session")
