@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
+    from typing_extensions import Self
+
     from ._native import Event
     from ._native import Generation as _NativeGeneration
     from ._native import Scoring as _NativeScoring
@@ -39,8 +41,41 @@ def refuse(kind: str, message: str) -> ReflexError:
     return error
 
 
-class Generation:
-    """A generate request, ready to run: `step()` it, iterate over its events, or `run()` it whole.
+class _Task:
+    """What both kinds of request are: ready, to be stepped, iterated over or run whole."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self.step: Callable[[], Event] = native.step  # one prefill chunk, or one token
+
+    def __iter__(self) -> Iterator[Event]:
+        """Its events, up to one of kind "done"."""
+        while True:
+            event = self.step()
+            yield event
+            if event.kind == "done":
+                return
+
+    def run(self) -> Self:
+        """Run it to its end; returns itself."""
+        for _ in self:
+            pass
+        return self
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens: prompt_tokens, completion_tokens, cached_tokens."""
+        return self._native.usage
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Milliseconds by phase (docs/protocol.md)."""
+        return self._native.timings
+
+
+class Generation(_Task):
+    """A generate request, ready to run. Its events are "progress" per prefill chunk, "token" per token,
+    and at last "done".
 
     An event has kind, done and total (tokens of the prompt, of "progress"), token_id, text, and where asked
     logprob and top_logprobs. Attributes are those so far, and final once an event of kind "done" has come:
@@ -52,18 +87,8 @@ class Generation:
     """
 
     def __init__(self, native: _NativeGeneration | Constrained) -> None:
+        super().__init__(native)
         self._native = native
-        self.step: Callable[[], Event] = native.step  # one prefill chunk or one token
-
-    def __iter__(self) -> Iterator[Event]:
-        """Its events: "progress" per prefill chunk, "token" per token, and at last "done"."""
-        return _events(self.step)
-
-    def run(self) -> Generation:
-        """Run it to its end; returns itself."""
-        for _ in self:
-            pass
-        return self
 
     @property
     def token_ids(self) -> list[int]:
@@ -77,7 +102,7 @@ class Generation:
 
     @property
     def finish_reason(self) -> str:
-        """ "stop", "length" or "timeout"; "" until it is done."""
+        """Why it ended: "stop", "length" or "timeout"; "" before."""
         return self._native.finish_reason
 
     @property
@@ -100,38 +125,18 @@ class Generation:
         """What was drawn from, given or not."""
         return self._native.seed
 
-    @property
-    def usage(self) -> dict[str, int]:
-        """Tokens: prompt_tokens, completion_tokens, cached_tokens."""
-        return self._native.usage
 
-    @property
-    def timings(self) -> dict[str, float]:
-        """Milliseconds by phase (docs/protocol.md)."""
-        return self._native.timings
-
-
-class Scoring:
-    """A system1 request, ready to run: `step()` it, iterate, or `run()` it whole.
+class Scoring(_Task):
+    """A system1 request, ready to run. Its events are "progress" per chunk, and at last "done".
 
     Its attributes, of N candidates, hold once an event of kind "done" has come. Drop it to cancel it. A step
     raises as one of Generation.
     """
 
     def __init__(self, native: _NativeScoring, texts: Sequence[str] | None) -> None:
+        super().__init__(native)
         self._native = native
         self._texts = texts  # where the core saw ids only
-        self.step: Callable[[], Event] = native.step
-
-    def __iter__(self) -> Iterator[Event]:
-        """Its events: "progress" per chunk, and at last "done"."""
-        return _events(self.step)
-
-    def run(self) -> Scoring:
-        """Run it to its end; returns itself."""
-        for _ in self:
-            pass
-        return self
 
     @property
     def candidates(self) -> list[tuple[str, list[int], float, float]]:
@@ -156,24 +161,6 @@ class Scoring:
     def score_kind(self) -> str:
         """What a score is: "logit_sum", "logprob_sum" or "logprob_mean" (docs/protocol.md)."""
         return self._native.score_kind
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Tokens: prompt_tokens, completion_tokens, cached_tokens."""
-        return self._native.usage
-
-    @property
-    def timings(self) -> dict[str, float]:
-        """Milliseconds by phase (docs/protocol.md)."""
-        return self._native.timings
-
-
-def _events(step: Callable[[], Event]) -> Iterator[Event]:
-    while True:
-        event = step()
-        yield event
-        if event.kind == "done":
-            return
 
 
 def describe(path: str) -> dict[str, Any]:
