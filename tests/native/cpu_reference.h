@@ -312,11 +312,15 @@ class Evaluator {
   }
   void turn(std::vector<double>& x, size_t at, reflex::RopeId id, int32_t position, int sign) const {
     const reflex::RopeSpec& spec = plan_.ropes[static_cast<size_t>(id)];
-    for (size_t k = 0; k < spec.inv_freq.size(); ++k) {  // adjacent pairs
+    const bool adjacent = spec.pairing == reflex::RopeSpec::Pairing::adjacent;
+    for (size_t k = 0; k < spec.inv_freq.size(); ++k) {
       const auto angle = sign * static_cast<double>(static_cast<float>(position) * spec.inv_freq[k]);
-      const double a = x[at + 2 * k], b = x[at + 2 * k + 1];
-      x[at + 2 * k] = a * std::cos(angle) - b * std::sin(angle);
-      x[at + 2 * k + 1] = b * std::cos(angle) + a * std::sin(angle);
+      double& x0 = x[at + (adjacent ? 2 * k : k)];
+      double& x1 = x[at + (adjacent ? 2 * k + 1 : k + spec.inv_freq.size())];
+      const double a = x0, b = x1, c = std::cos(angle) * static_cast<double>(spec.magnitude);
+      const double s = std::sin(angle) * static_cast<double>(spec.magnitude);
+      x0 = a * c - b * s;
+      x1 = b * c + a * s;
     }
   }
 

@@ -25,6 +25,7 @@ class StepBuilder {
   StepList build() {
     find_uses();
     mark_attention_chains();
+    mark_turns();
     mark_mixtures();
     for (size_t i = 0; i < plan_.ops.size(); ++i)
       if (!done_[i]) std::visit([&](const auto& op) { emit(op, i); }, plan_.ops[i]);
@@ -106,6 +107,42 @@ class StepBuilder {
     push(chains_[i]);
     stored_[index(op.out)] = true;
   }
+
+  // ---- heads whose tail is rotated -------------------------------------------------------------
+
+  // A per-head norm before the rotation comes earlier in the plan: it must know that it is done here; and so
+  // must the rotation of what a WindowAttention alone reads.
+  void mark_turns() {
+    turns_.resize(plan_.ops.size());
+    windows_.resize(plan_.ops.size());
+    for (size_t i = 0; i < plan_.ops.size(); ++i)
+      if (const auto* op = std::get_if<TailRope>(&plan_.ops[i])) turns_[i] = turn(*op);
+    for (size_t i = 0; i < plan_.ops.size(); ++i)
+      if (const auto* op = std::get_if<WindowAttention>(&plan_.ops[i]))
+        windows_[i] = {*op, turned(op->q, op->n_heads), turned(op->kv, 1)};
+  }
+  TurnSpec turn(const TailRope& op) {
+    TurnSpec t{op.in, op.out, false, {}, op.rope, op.n_heads, op.inverse};
+    const int32_t head_dim = width(op.in) / op.n_heads;
+    if (!used_once(op.in) || made(op.in)) return t;
+    if (const auto* n = producer<UnitNorm>(op.in); n && n->group == head_dim)
+      t.norm = {kNone, n->group, n->eps}, t.in = n->in;
+    else if (const auto* w = producer<RmsNorm>(op.in); w && w->group == head_dim)
+      t.norm = norm(*w), t.in = w->in;
+    else
+      return t;
+    t.normed = true;
+    mark_done(op.in);
+    return t;
+  }
+  TurnSpec turned(ValueId v, int32_t n_heads) {
+    const auto* op = producer<TailRope>(v);
+    if (!op || !used_once(v) || op->n_heads != n_heads) return {v, v, false, {}, kNone, n_heads, false};
+    mark_done(v);
+    return turns_[index(producer_[index(v)])];
+  }
+  void emit(const TailRope& op, size_t i) { store(TurnStep{turns_[i]}, op.out); }
+  void emit(const WindowAttention& op, size_t i) { store(windows_[i], op.out); }
 
   // ---- mixtures of experts -------------------------------------------------------------------
 
@@ -325,6 +362,8 @@ class StepBuilder {
   std::vector<std::vector<int>> uses_;
   std::vector<AttentionStep> chains_;  // of op i, an Attention
   std::vector<MoeStep> mixtures_;      // of op i, a Moe
+  std::vector<TurnSpec> turns_;        // of op i, a TailRope
+  std::vector<WindowStep> windows_;    // of op i, a WindowAttention
 };
 
 // ---- where values live ---------------------------------------------------------------------
@@ -365,6 +404,13 @@ struct TouchVisitor {
   }
   void operator()(const DeltaStep& s) {
     t.reads = {s.op.qkv, s.op.z, s.op.beta, s.op.alpha}, t.writes = {s.op.out};
+  }
+  void operator()(const TurnStep& s) { t.reads = {s.item.in}, t.writes = {s.item.out}; }
+  void operator()(const WindowStep& s) {
+    t.reads = {s.q.in, s.kv.in};
+    if (s.op.selection != kNone) t.reads.push_back(s.op.selection);
+    if (s.q.out != s.q.in) t.writes.push_back(s.q.out);
+    t.writes.push_back(s.op.out);
   }
   void operator()(const LatentStep& s) { take(s.op); }
   void operator()(const IndexStep& s) { take(s.op); }

@@ -89,6 +89,8 @@ void CudaProgram::allocate_mixtures() {
     } else {
       up = std::max(up, n * wide);
     }
+    if (at.tiled && op.limit > 0)  // gate and up by place, before the limit
+      up = std::max(up, 2 * n * static_cast<size_t>(gate.n_out()) * sizeof(float));
     hidden = std::max(hidden, n * wide);
     one = std::max(one, static_cast<size_t>(op.n_used) * static_cast<size_t>(gate.n_out()) * sizeof(float));
     out = std::max(out, n * static_cast<size_t>(down.n_out()) * sizeof(float));
@@ -141,7 +143,8 @@ void CudaProgram::route(const MoeStep& s, int32_t rows) {
   const GatingParams g = gating(op, residence_.vector(op.bias));
   const auto* router =
       s.router == kNone ? nullptr : reinterpret_cast<const float*>(residence_.matrix(s.router).at);
-  if (rows == 1 && router) {
+  const bool more = op.gating == Moe::Gating::sqrt_softplus || op.of_token != kNone;
+  if (rows == 1 && router && !more) {
     const Norming n = norming(s.norm);
     const RouteParams p{value(s.in),
                         n.weight,
@@ -162,9 +165,26 @@ void CudaProgram::route(const MoeStep& s, int32_t rows) {
     launcher_->launch("moe", "moe_logits",
                       {ceil_div(op.n_experts, kExpertWarps), ceil_div(rows, kRouterRows)}, kExpertThreads, 0,
                       RouterParams{value(op.in), router, value(op.router), rows, width, op.n_experts});
-  launcher_->launch(
-      "moe", "moe_choose", {static_cast<uint32_t>(rows)}, kExpertThreads, 0,
-      ChooseParams{value(op.router), mixtures_.ids.at<int32_t>(), mixtures_.weights.at<float>(), g});
+  const ChooseParams choose{value(op.router), mixtures_.ids.at<int32_t>(), mixtures_.weights.at<float>(), g};
+  if (more)
+    choose_more(s, rows, choose);
+  else
+    launcher_->launch("moe", "moe_choose", {static_cast<uint32_t>(rows)}, kExpertThreads, 0, choose);
+}
+
+// By the root of softplus, or by token.
+void CudaProgram::choose_more(const MoeStep& s, int32_t rows, const ChooseParams& choose) {
+  ChooseMoreParams p{};
+  p.choose = choose;
+  p.sqrt_softplus = s.op.gating == Moe::Gating::sqrt_softplus;
+  if (s.op.of_token != kNone) {
+    const DeviceWeight& table = residence_.matrix(s.op.of_token);
+    loader_->require(table.group, stream_);
+    p.of_token = reinterpret_cast<const int32_t*>(table.at);
+    p.tokens = block_.at<int32_t>(now_.tokens_at);
+    if (steps_.values[static_cast<size_t>(s.op.in)].rows == Rows::outputs) p.outputs = arrays().outputs;
+  }
+  launcher_->launch("moe_token", "moe_choose_more", {static_cast<uint32_t>(rows)}, kExpertThreads, 0, p);
 }
 
 void CudaProgram::sort_rows(const MoeStep& s, int32_t rows, int32_t block_rows) {
@@ -308,8 +328,13 @@ void CudaProgram::experts_of_one(const MoeStep& s, const int32_t* slot_of) {
   const int64_t items = int64_t{p.n_used} * p.n_tiles;
   p.split_log2 = split_of(items, int64_t{kWarpsWanted} * device_->sm_count(), p.n_cells);
   const uint32_t blocks = std::min(ceil_div(items << p.split_log2, kExpertWarps), kBlocksPerSm * sms);
-  launcher_->launch("moe_one", format("moe_gate_up_%s", type_info(gate.type).name), {blocks}, kExpertThreads,
-                    static_cast<uint32_t>(units_of(at.part[0], gate.type)) * unit_bytes(gate.type), p);
+  const uint32_t shared = static_cast<uint32_t>(units_of(at.part[0], gate.type)) * unit_bytes(gate.type);
+  const char* type = type_info(gate.type).name;
+  if (s.op.limit > 0)
+    launcher_->launch("moe_one_limited", format("moe_gate_up_limited_%s", type), {blocks}, kExpertThreads,
+                      shared, LimitedGateUpParams{p, s.op.limit});
+  else
+    launcher_->launch("moe_one", format("moe_gate_up_%s", type), {blocks}, kExpertThreads, shared, p);
 
   DownParams d{};
   d.stack = p.stack + at.offset[2];
@@ -368,13 +393,27 @@ void CudaProgram::tiled_products(const MoeStep& s, int32_t rows, const int32_t* 
                       {ceil_div(p.n_tiles, tiles), most_blocks(rows, s.op, block_rows)}, kExpertThreads,
                       moe_rows_ring(mt, tile.cell_values, tile.cell_bytes), p);
   };
-  p.pair = 1;
   p.n_out = static_cast<int32_t>(gate.n_out());
-  p.up_scale = at.part[1].scale;
-  p.out = mixtures_.hidden.at();
-  p.out_units = hidden_units;
-  go(at.part[0], gate.type);
-  p.pair = 0;
+  if (s.op.limit > 0) {
+    auto* both = mixtures_.up.at<float>();  // gate, then up
+    const int32_t n_places = places(rows, s.op);
+    p.out = both;
+    go(at.part[0], gate.type);
+    p.stack += at.offset[1];
+    p.out = both + static_cast<size_t>(n_places) * static_cast<size_t>(p.n_out);
+    go(at.part[1], gate.type);
+    p.stack -= at.offset[1];
+    launcher_->launch("moe_one_limited", "moe_limit", {static_cast<uint32_t>(n_places)}, kExpertThreads, 0,
+                      LimitParams{both, static_cast<float*>(p.out), mixtures_.row_of.at<int32_t>(),
+                                  mixtures_.hidden.at(), s.op.limit, p.n_out, hidden_units});
+  } else {
+    p.pair = 1;
+    p.up_scale = at.part[1].scale;
+    p.out = mixtures_.hidden.at();
+    p.out_units = hidden_units;
+    go(at.part[0], gate.type);
+    p.pair = 0;
+  }
   p.stack += at.offset[2];
   p.n_out = static_cast<int32_t>(down.n_out());
   p.x = mixtures_.hidden.at();
@@ -406,8 +445,11 @@ void CudaProgram::raw_products(const MoeStep& s, int32_t rows, const int32_t* sl
   const auto* row_of = mixtures_.row_of.at<int32_t>();
   go(0, row_of, value(s.op.in), hidden);
   go(1, row_of, value(s.op.in), up);
-  elementwise("swiglu", hidden, up, hidden,
-              static_cast<size_t>(places(rows, s.op)) * static_cast<size_t>(expert_weight(s, 0).n_out()));
+  const auto n = static_cast<size_t>(places(rows, s.op)) * static_cast<size_t>(expert_weight(s, 0).n_out());
+  if (s.op.limit > 0)
+    clamped_swiglu(hidden, up, hidden, n, s.op.limit);
+  else
+    elementwise("swiglu", hidden, up, hidden, n);
   go(2, nullptr, hidden, mixtures_.out.at<float>());
 }
 

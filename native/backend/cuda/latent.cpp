@@ -18,6 +18,22 @@ uint32_t blocks_of(int64_t n, int64_t each) { return static_cast<uint32_t>((n + 
 
 }  // namespace
 
+void head_products(Launcher& launcher, LatentProductParams p, const Weight& weight, bool exact) {
+  p.type = static_cast<int32_t>(weight.type);
+  p.row_bytes = row_bytes(weight.type, static_cast<size_t>(weight.n_in()));
+  const auto heads = static_cast<uint32_t>(p.n_heads);
+  if (!p.transposed && p.n_rows <= kLatentRows) {
+    p.lanes = std::min(32, static_cast<int>(std::bit_ceil(blocks_of(p.n_in, 32))));
+    const int64_t lanes = static_cast<int64_t>(p.n_heads) * p.n_out * p.lanes;
+    launcher.launch("latent_product", "latent_rows",
+                    {blocks_of(lanes, kThreads), blocks_of(p.n_rows, kLatentRows)}, kThreads, 0, p);
+    return;
+  }
+  launcher.launch("latent_product", exact ? "latent_product_3" : "latent_product_1",
+                  {blocks_of(p.n_out, kLatentProductTile), blocks_of(p.n_rows, kLatentProductTile), heads},
+                  kThreads, 0, p);
+}
+
 LatentSteps::LatentSteps(Device& device, const StepList& steps, int32_t max_rows, bool exact)
     : device_(device), exact_(exact), max_rows_(max_rows) {
   size_t q = 0, o = 0, partial = 0, tickets = 0;
@@ -55,22 +71,6 @@ int32_t LatentSteps::tile_slots(int32_t dim) const {
   for (int32_t slots : {32, 16})
     if (latent_attention_bytes(dim, slots, exact_) + kReserved <= device_.max_shared()) return slots;
   return 0;
-}
-
-void LatentSteps::product(Launcher& launcher, LatentProductParams p, const Weight& weight) const {
-  p.type = static_cast<int32_t>(weight.type);
-  p.row_bytes = row_bytes(weight.type, static_cast<size_t>(weight.n_in()));
-  const auto heads = static_cast<uint32_t>(p.n_heads);
-  if (!p.transposed && p.n_rows <= kLatentRows) {
-    p.lanes = std::min(32, static_cast<int>(std::bit_ceil(blocks_of(p.n_in, 32))));
-    const int64_t lanes = static_cast<int64_t>(p.n_heads) * p.n_out * p.lanes;
-    launcher.launch("latent_product", "latent_rows",
-                    {blocks_of(lanes, kThreads), blocks_of(p.n_rows, kLatentRows)}, kThreads, 0, p);
-    return;
-  }
-  launcher.launch("latent_product", exact_ ? "latent_product_3" : "latent_product_1",
-                  {blocks_of(p.n_out, kLatentProductTile), blocks_of(p.n_rows, kLatentProductTile), heads},
-                  kThreads, 0, p);
 }
 
 void LatentSteps::attend(Launcher& launcher, const LatentAttention& op, const LatentMemory& m, int32_t first,
@@ -157,10 +157,10 @@ void LatentSteps::run(Launcher& launcher, const LatentAttention& op, const Laten
     launcher.launch("latent_attention", "latent_begin", {blocks_of(warps, kBlockWarps)}, kThreads, 0, b);
     if (rows == 0) return;
     in.x = m.q + first * in.x_row;
-    product(launcher, in, *m.k_weight);
+    head_products(launcher, in, *m.k_weight, exact_);
     attend(launcher, op, m, first, rows);
     out.y = m.out + first * out.y_row;
-    product(launcher, out, *m.v_weight);
+    head_products(launcher, out, *m.v_weight, exact_);
   }
 }
 

@@ -25,6 +25,9 @@ struct LatentMemory {
   const Weight *k_weight, *v_weight;
 };
 
+/// y[r, h] = W[h] x[r, h]: the launch that suits p's rows; type and row_bytes come from `weight`.
+void head_products(Launcher& launcher, LatentProductParams p, const Weight& weight, bool exact);
+
 class LatentSteps {
  public:
   /// Error(unsupported) names sizes that the kernels do not take.
@@ -37,7 +40,6 @@ class LatentSteps {
  private:
   int32_t tile_slots(int32_t dim_pad) const;
   int32_t rows_per_go(const LatentAttention& op) const;
-  void product(Launcher& launcher, LatentProductParams p, const Weight& weight) const;
   void attend(Launcher& launcher, const LatentAttention& op, const LatentMemory& m, int32_t first,
               int32_t rows) const;
 

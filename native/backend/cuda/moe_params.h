@@ -59,6 +59,16 @@ struct ChooseParams {
   GatingParams gating;
 };
 
+/// moe_choose_more: as moe_choose, for what only some models want: scores by sqrt(log(1 + e^x)), and experts
+/// that a table holds for the row's token.
+struct ChooseMoreParams {
+  ChooseParams choose;
+  int32_t sqrt_softplus;
+  const int32_t* of_token;  ///< (V, n_used), or null: the best by score
+  const int32_t* tokens;    ///< (R) of the pass
+  const int32_t* outputs;   ///< the rows are output rows; null: all rows
+};
+
 /// Places [first, first + count) of one expert: what one block works on.
 struct RowBlock {
   int32_t expert, first, count;
@@ -109,6 +119,11 @@ struct GateUpParams {
   int32_t split_log2;  ///< warps that share a tile's cells
 };
 
+/// moe_gate_up_limited_<type>: hidden[k] = silu(min(gate x, limit)) * max(-limit, min(up x, limit))
+struct LimitedGateUpParams : GateUpParams {
+  float limit;
+};
+
 /// moe_down_<type>: out = sum_k weights[k] * down[k] hidden[k] [+ residual], in the order of k.
 struct DownParams {
   const uint8_t* stack;  ///< the down of slot 0, in tiles
@@ -147,6 +162,16 @@ inline constexpr uint32_t moe_rows_ring(int mt, int cell_values, int cell_bytes)
   const int sums = 16 * mt * (kExpertWarps * moe_rows_tiles(mt) * 8 + 8) * 4;
   return static_cast<uint32_t>(rings > sums ? rings : sums);
 }
+
+/// moe_limit: fragments of silu(min(gate, limit)) * max(-limit, min(up, limit)), by place.
+struct LimitParams {
+  const float* gate;      ///< (places, n_hidden)
+  const float* up;        ///< (places, n_hidden)
+  const int32_t* row_of;  ///< (places)
+  void* out;
+  float limit;
+  int32_t n_hidden, n_units;
+};
 
 /// moe_raw_<type>: f32 products by place, weights in the file's layout, any type.
 struct ExpertRawParams {

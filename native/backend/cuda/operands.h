@@ -35,10 +35,14 @@ template <class T, class F>
 void for_vectors(const T& o, F f) {
   if constexpr (std::is_same_v<T, LayerNorm>) f(o.weight), f(o.bias);
   if constexpr (std::is_same_v<T, StreamNorm> || std::is_same_v<T, CausalConv>) f(o.weight);
+  if constexpr (std::is_same_v<T, Compressor>) f(o.ape), f(o.norm);
+  if constexpr (std::is_same_v<T, HyperWeights>) f(o.scale), f(o.base);
 }
 
 /// f(w) for every matrix that such an op reads in the file's layout.
 template <class T, class F>
-void for_matrices(const T&, F) {}
+void for_matrices(const T& o, F f) {
+  if constexpr (std::is_same_v<T, GroupedLinear>) f(o.weight);
+}
 
 }  // namespace reflex::cuda

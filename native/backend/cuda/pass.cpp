@@ -106,8 +106,9 @@ DeltaPass CudaProgram::plan_delta(const CudaState& state, const Pass& pass) {
   return delta;
 }
 
-/// [header][positions R][prefix R][outputs O][parents R][forks][branches][mask R * words][embedded rows],
-/// the three in the middle for plans with fixed states; returns the quads before the rows.
+/// [header][positions R][prefix R][outputs O][parents R][forks][branches][tokens R][mask R * words][embedded
+/// rows], three for plans with fixed states, the tokens for those that read them; returns the quads before
+/// the rows.
 uint32_t CudaProgram::write_block(Slot& slot, const Pass& pass, const Visibility& vis,
                                   const DeltaPass& delta) {
   const size_t n = pass.tokens.size(), o = pass.outputs.size();
@@ -130,6 +131,7 @@ uint32_t CudaProgram::write_block(Slot& slot, const Pass& pass, const Visibility
   copy(now_.delta_at[0], delta.parents);
   copy(now_.delta_at[1], delta.forks);
   copy(now_.delta_at[2], delta.branches);
+  if (reads_tokens_) std::memcpy(base + now_.tokens_at, pass.tokens.data(), n * 4);
   auto* bits = reinterpret_cast<uint32_t*>(base + now_.mask_at);
   std::memset(bits, 0, n * static_cast<size_t>(mask.words) * 4);
   if (mask.words)
@@ -165,7 +167,8 @@ void CudaProgram::run(State& base, const Pass& pass) {
   now_.delta_at[1] = align_quad(now_.delta_at[0] + static_cast<size_t>(n) * 4);
   now_.delta_at[2] = align_quad(now_.delta_at[1] + static_cast<size_t>(n) * sizeof(DeltaFork));
   // Room for so many rows whether they fork or not: the places depend on the graph's key alone.
-  now_.mask_at = now_.delta_at[0] + static_cast<uint32_t>(forks_ ? DeltaPass::bytes(n) : 0);
+  now_.tokens_at = align_quad(now_.delta_at[0] + static_cast<uint32_t>(forks_ ? DeltaPass::bytes(n) : 0));
+  now_.mask_at = reads_tokens_ ? align_quad(now_.tokens_at + static_cast<size_t>(n) * 4) : now_.tokens_at;
   now_.n_chain = delta.n_chain;
   now_.n_branches = forks_ ? delta.n_branches() : 0;
   const size_t mask_bytes = static_cast<size_t>(n) * static_cast<size_t>(mask_of(pass, vis).words) * 4;

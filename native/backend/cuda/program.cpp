@@ -112,6 +112,8 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
       delta_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
       latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
       index_(*device_, steps_, options.max_rows, options.n_ctx),
+      window_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
+
       ngrams_(plan_, steps_),
       forks_(std::any_of(plan_.states.begin(), plan_.states.end(),
                          [](const StateSpec& s) { return s.kind == StateSpec::Kind::fixed; })) {
@@ -152,7 +154,7 @@ void CudaProgram::allocate() {
       *device_, static_cast<size_t>(steps_.floats) * static_cast<size_t>(alloc_rows_) * sizeof(float),
       "activations", true);
   block_ =
-      DeviceBuffer(*device_, static_cast<size_t>(alloc_rows_) * 16 + DeltaPass::bytes(alloc_rows_) + 4096,
+      DeviceBuffer(*device_, static_cast<size_t>(alloc_rows_) * 20 + DeltaPass::bytes(alloc_rows_) + 4096,
                    "a pass's block");
   size_t partial = 0;
   uint32_t tickets = 1;
@@ -168,6 +170,8 @@ void CudaProgram::allocate() {
     } else if (const auto* e = std::get_if<EmbedStep>(&step)) {
       embed_ = *e;
       n_table_rows_ = static_cast<int32_t>(plan_.weights[static_cast<size_t>(e->table)].n_out());
+    } else if (const auto* m = std::get_if<MoeStep>(&step)) {
+      reads_tokens_ |= m->op.of_token != kNone;
     } else if (const auto* h = std::get_if<HeadStep>(&step)) {
       head_ = *h;
     }
@@ -191,7 +195,8 @@ void CudaProgram::allocate() {
   launcher_ = std::make_unique<Launcher>(*device_, stream_, options_.exact, options_.max_rows, plan_);
   mark_fragments();
   scratch_bytes_ += values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes() +
-                    delta_.scratch_bytes() + latent_.scratch_bytes() + index_.scratch_bytes();
+                    delta_.scratch_bytes() + latent_.scratch_bytes() + index_.scratch_bytes() +
+                    window_.scratch_bytes();
 }
 
 // f16 fragments save the product that reads them a conversion, where the step that writes them can.

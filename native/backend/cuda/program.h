@@ -3,6 +3,7 @@
 #include <map>
 
 #include "backend/cuda/gated_delta.h"
+#include "backend/cuda/hyper_params.h"
 #include "backend/cuda/indexer.h"
 #include "backend/cuda/latent.h"
 #include "backend/cuda/launch.h"
@@ -11,6 +12,7 @@
 #include "backend/cuda/ngram.h"
 #include "backend/cuda/residence.h"
 #include "backend/cuda/steps.h"
+#include "backend/cuda/window.h"
 
 namespace reflex::cuda {
 
@@ -129,6 +131,7 @@ class CudaProgram final : public Program {
   void allocate_mixtures();
   void step(const MoeStep& s);
   void route(const MoeStep& s, int32_t rows);
+  void choose_more(const MoeStep& s, int32_t rows, const ChooseParams& choose);
   void sort_rows(const MoeStep& s, int32_t rows, int32_t block_rows);
   void fetch_experts(const MoeStep& s, int32_t rows);
   std::vector<int32_t> chosen_experts(const MoeStep& s, int32_t rows);
@@ -170,6 +173,23 @@ class CudaProgram final : public Program {
   void step(const StreamGateStep& s);
   void step(const NgramStep& s);
   void step(const ConvStep& s);
+
+  // enqueue_hyper.cpp: DeepSeek-V4's
+  void step(const TurnStep& s);
+  void step(const WindowStep& s);
+  void step(const CompressorStep& s);
+  void step(const UnitNormStep& s);
+  void step(const GroupedStep& s);
+  void step(const ClampedSwiGluStep& s);
+  void step(const HyperWeightsStep& s);
+  void step(const HyperReadStep& s);
+  void step(const HyperWriteStep& s);
+  TurnItem turn_item(const TurnSpec& spec) const;
+  void launch_turns(const TurnParams& p);
+  HyperParams hyper_params(ValueId streams, ValueId weights, ValueId out, int32_t n_streams) const;
+  void launch_hyper(const char* kernel, const HyperParams& p);
+  void clamped_swiglu(const float* gate, const float* up, float* out, size_t n, float limit);
+
   int32_t rows_of(ValueId v) const;
   int32_t width_of(ValueId v) const { return steps_.values[static_cast<size_t>(v)].width; }
   /// How many the value holds in this pass.
@@ -204,6 +224,7 @@ class CudaProgram final : public Program {
   EmbedStep embed_;
   HeadStep head_;
   int32_t n_table_rows_ = 0;
+  bool reads_tokens_ = false;    ///< a step does, so passes bring them
   std::vector<bool> fragments_;  ///< values that passes of several rows keep as f16 fragments
   Residence residence_;
   CUstream stream_ = nullptr;
@@ -212,6 +233,7 @@ class CudaProgram final : public Program {
   DeltaSteps delta_;
   LatentSteps latent_;
   IndexSteps index_;
+  WindowSteps window_;
   NgramTables ngrams_;
   bool forks_ = false;      ///< the plan has fixed states: passes tell which rows fork
   int32_t alloc_rows_ = 0;  ///< rows that values have room for
@@ -239,6 +261,7 @@ class CudaProgram final : public Program {
     bool chain = false;
     uint32_t block_quads = 0, mask_at = 0, block_at[3] = {};  ///< quads; bytes of the arrays
     uint32_t delta_at[3] = {};                                ///< bytes of parents, forks and branches
+    uint32_t tokens_at = 0;  ///< of the rows' tokens, where a step reads them
     int32_t n_chain = 0, n_branches = 0;
     IndexReach reach;
     size_t ngrams_at = 0;  ///< bytes of the slot's memory, where n-grams' rows begin

@@ -81,6 +81,7 @@ Residence::Residence(Device& device, const Plan& plan, const StepList& steps, co
       for (WeightId id : {latent->op.k_b, latent->op.v_b, latent->op.kv_b})
         if (id != kNone) matrix(id, true);
     } else if (const auto* m = std::get_if<MoeStep>(&step)) {
+      if (m->op.of_token != kNone) matrix(m->op.of_token, true);
       if (m->router != kNone) matrix(m->router);
       if (expert_mode_ == ExpertMode::eager) {
         next_group();  // what stands before the experts does not wait for them
@@ -134,6 +135,12 @@ void Residence::add_vectors(const Plan& plan, const StepList& steps) {
       add_vector(plan, latent->op.norm);
     } else if (const auto* inject = std::get_if<StreamInjectStep>(&step)) {
       add_vector(plan, inject->norm.weight);
+    } else if (const auto* turn = std::get_if<TurnStep>(&step)) {
+      norm_of(turn->item.norm);
+    } else if (const auto* window = std::get_if<WindowStep>(&step)) {
+      norm_of(window->q.norm);
+      norm_of(window->kv.norm);
+      add_vector(plan, window->op.sinks);
     } else if (const auto* head = std::get_if<HeadStep>(&step)) {
       norm_of(head->norm);
       add_vector(plan, head->bias);

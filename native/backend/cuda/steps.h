@@ -95,6 +95,25 @@ struct IndexStep {
   Indexer op{};
   bool read_where_chosen = false;
 };
+/// Heads normed where `normed` says (without a weight: by ones), the last values of each rotated, or rotated
+/// back.
+struct TurnSpec {
+  ValueId in = kNone, out = kNone;
+  bool normed = false;
+  NormSpec norm;
+  RopeId rope = kNone;
+  int32_t n_heads = 1;
+  bool inverse = false;
+};
+struct TurnStep {
+  TurnSpec item;
+};
+/// kv, as `kv` prepares it, to the state; then attention with q as `q` prepares it. Either may be the value
+/// as it is (rope kNone).
+struct WindowStep {
+  WindowAttention op{};
+  TurnSpec q, kv;
+};
 struct HeadSliceStep {
   HeadSlice op{};
 };
@@ -125,11 +144,20 @@ using StreamMixStep = OpStep<StreamMix>;
 using StreamGateStep = OpStep<StreamGate>;
 using NgramStep = OpStep<NgramEmbed>;
 using ConvStep = OpStep<CausalConv>;
+using CompressorStep = OpStep<Compressor>;
+using UnitNormStep = OpStep<UnitNorm>;
+using GroupedStep = OpStep<GroupedLinear>;
+using ClampedSwiGluStep = OpStep<ClampedSwiGlu>;
+using HyperWeightsStep = OpStep<HyperWeights>;
+using HyperReadStep = OpStep<HyperRead>;
+using HyperWriteStep = OpStep<HyperWrite>;
 
 using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
                           SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep,
-                          HeadStep, LayerNormStep, ConcatStep, SiluStep, IndexStep, StreamInjectStep,
-                          RepeatStep, StreamNormStep, StreamMixStep, StreamGateStep, NgramStep, ConvStep>;
+                          HeadStep, LayerNormStep, ConcatStep, SiluStep, IndexStep, TurnStep, WindowStep,
+                          CompressorStep, UnitNormStep, GroupedStep, ClampedSwiGluStep, HyperWeightsStep,
+                          HyperReadStep, HyperWriteStep, StreamInjectStep, RepeatStep, StreamNormStep,
+                          StreamMixStep, StreamGateStep, NgramStep, ConvStep>;
 
 /// Whether T is one of a variant's types.
 template <class T, class V>
