@@ -195,6 +195,7 @@ class Mixture {
     op.up = weight("up", s_.up.value_or(s_.in), s_.width, s_.hidden, op.n_experts);
     op.down = weight("down", s_.out, s_.hidden, s_.width, op.n_experts);
     if (op.bias != kNone) op.bias = weight("bias", GgmlType::F32, op.n_experts, 1);
+    if (op.of_token != kNone) op.of_token = experts_of_tokens(op);
     op.out = value(s_.width, Rows::outputs);
     plan.ops.emplace_back(op);
     ValueId y = op.out;
@@ -207,6 +208,24 @@ class Mixture {
       y = add(y, gated);
     }
     return add(x, y);
+  }
+  /// In any order, and for some tokens one expert twice.
+  WeightId experts_of_tokens(const Moe& op) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(op.n_used * kVocab) * sizeof(int32_t));
+    for (size_t i = 0; i < bytes.size() / sizeof(int32_t); ++i) {
+      const auto e = static_cast<int32_t>(rng_() % static_cast<uint32_t>(op.n_experts));
+      std::memcpy(&bytes[i * sizeof e], &e, sizeof e);
+    }
+    storage_.push_back(std::move(bytes));
+    Weight w;
+    w.name = "experts of tokens";
+    w.type = GgmlType::I32;
+    w.ne[0] = op.n_used;
+    w.ne[1] = kVocab;
+    w.data = storage_.back().data();
+    w.nbytes = storage_.back().size();
+    plan.weights.push_back(w);
+    return static_cast<WeightId>(plan.weights.size()) - 1;
   }
   ValueId add(ValueId a, ValueId b) {
     const ValueId y = value(s_.width, Rows::outputs);
@@ -271,6 +290,18 @@ std::vector<std::pair<const char*, Moe>> routings() {
   v2.scale = 16.0f;
   Moe qwen3 = mixture(8, 2);
   qwen3.renormalise = true;
+  Moe v4 = mixture(24, 6);
+  v4.gating = Moe::Gating::sqrt_softplus;
+  v4.bias = 0;
+  v4.renormalise = true;
+  v4.scale = 1.5f;
+  v4.limit = 0.3f;
+  Moe by_token = v4;
+  by_token.bias = kNone;
+  by_token.of_token = 0;  // any: there is one
+  Moe by_token_softmax = mixture(9, 3);
+  by_token_softmax.of_token = 0;
+  by_token_softmax.renormalise = true;
   return {{"8 of which 2, renormalised", qwen3},
           {"7 of which 3", mixture(7, 3)},
           {"1 of 1", mixture(1, 1)},
@@ -278,7 +309,10 @@ std::vector<std::pair<const char*, Moe>> routings() {
           {"sigmoid, bias, groups by their two best", v3},
           {"softmax, groups by their best", v2},
           {"64 of which 10", mixture(64, 10)},
-          {"300 of which 3", mixture(300, 3)}};
+          {"300 of which 3", mixture(300, 3)},
+          {"root of softplus, bias, limits", v4},
+          {"root of softplus, by token, limits", by_token},
+          {"softmax, by token", by_token_softmax}};
 }
 
 void compare(const Mixture& m, Program& program, bool exact, std::initializer_list<int32_t> lengths,
@@ -394,6 +428,35 @@ TEST(cuda_mixtures_of_every_type_match_float64) {
       s.width = 512;
       const Mixture m(mixture(8, 2), s);
       compare(m, *compile(m.plan, exact), exact, {1, 3, 70}, type_info(type).name);
+    }
+}
+
+TEST(cuda_mixtures_with_limits_match_float64_in_every_type) {
+  NEED_GPU();
+  for (const GgmlType type : {GgmlType::F16, GgmlType::Q4_0, GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::MXFP4})
+    for (const bool exact : {true, false}) {
+      MixtureShape s;
+      s.in = s.out = type;
+      s.width = 256;
+      s.hidden = 288;  // fills no unit
+      if (type_info(type).block_values > 32) s.hidden = 512;
+      Moe op = mixture(6, 2);
+      op.limit = 0.6f;
+      const Mixture m(op, s);
+      compare(m, *compile(m.plan, exact), exact, {1, 3, 40}, format("%s, limits", type_info(type).name));
+    }
+}
+
+TEST(cuda_small_mixtures_by_token_and_with_limits) {
+  NEED_GPU();
+  const std::vector<std::pair<const char*, Moe>> all = routings();
+  MixtureShape s;
+  s.width = 64;
+  s.hidden = 96;
+  for (size_t i = all.size() - 3; i < all.size(); ++i)
+    for (const bool exact : {true, false}) {
+      const Mixture m(all[i].second, s);
+      compare(m, *compile(m.plan, exact), exact, {1, 5}, all[i].first);
     }
 }
 
