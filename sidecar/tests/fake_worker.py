@@ -273,7 +273,8 @@ class FakeWorker:
                 return True
         return False
 
-    def generate(self, m: Request, prompt: str, ids: list[int]) -> None:
+    def planned(self, m: Request, prompt: str, ids: list[int]) -> list[int]:
+        """The tokens that the prompt asks for."""
         said = directive(prompt, "say")
         if asked := directive(prompt, "tell"):
             value: Any = m
@@ -288,6 +289,10 @@ class FakeWorker:
         planned = tokenize(said)
         if directive(prompt, "never-end") is not None:
             planned = planned * (m.max_tokens // max(1, len(planned)) + 1)
+        return planned
+
+    def generate(self, m: Request, prompt: str, ids: list[int]) -> None:
+        planned = self.planned(m, prompt, ids)
         slow, crash_after = number(prompt, "slow") / 1000, directive(prompt, "crash-after")
         room = min(m.max_tokens, N_CTX - len(ids))
         out: list[int] = []
