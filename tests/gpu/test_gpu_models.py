@@ -28,7 +28,7 @@ from ..oracle.test_system1 import mixed_candidates, run
 pytestmark = pytest.mark.gpu
 
 # Architectures with ops that do not run there yet.
-WAITING = ("deepseek4", "qwen4")
+WAITING = ("deepseek4",)
 CHOOSING = [n for n in SPARSE if not n.startswith(WAITING)]
 RUN = [n for n in NAMES if not n.startswith(WAITING)] + CHOOSING
 RECURRENT = [n for n in RUN if n in HYBRIDS]

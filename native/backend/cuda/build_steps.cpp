@@ -95,14 +95,24 @@ class StepBuilder {
     return item;
   }
 
+  AttentionStep chain_of(const Attention& op) {
+    return {op, peel(op.q, op.n_heads), peel(op.k, op.n_kv_heads), peel(op.v, op.n_kv_heads)};
+  }
   // Rope and norm come before the attention in the plan: they must know that it will do them.
   void mark_attention_chains() {
     chains_.resize(plan_.ops.size());
+    blocks_.resize(plan_.ops.size());
     for (size_t i = 0; i < plan_.ops.size(); ++i)
       if (const auto* op = std::get_if<Attention>(&plan_.ops[i]))
-        chains_[i] = {*op, peel(op->q, op->n_heads), peel(op->k, op->n_kv_heads),
-                      peel(op->v, op->n_kv_heads)};
+        chains_[i] = chain_of(*op);
+      else if (const auto* block = std::get_if<BlockAttention>(&plan_.ops[i]))
+        blocks_[i] = {
+            *block,
+            chain_of({block->q, block->k, block->v, block->out, block->k_state, block->v_state,
+                      block->n_heads, block->n_kv_heads, block->head_dim, block->v_head_dim, block->scale}),
+            peel(block->index_q, block->index_heads)};
   }
+  void emit(const BlockAttention& op, size_t i) { store(blocks_[i], op.out); }
   void emit(const Attention& op, size_t i) {
     push(chains_[i]);
     stored_[index(op.out)] = true;
@@ -360,10 +370,11 @@ class StepBuilder {
   std::vector<bool> stored_;  // values that some emitted step has written
   std::vector<int> producer_;
   std::vector<std::vector<int>> uses_;
-  std::vector<AttentionStep> chains_;  // of op i, an Attention
-  std::vector<MoeStep> mixtures_;      // of op i, a Moe
-  std::vector<TurnSpec> turns_;        // of op i, a TailRope
-  std::vector<WindowStep> windows_;    // of op i, a WindowAttention
+  std::vector<AttentionStep> chains_;       // of op i, an Attention
+  std::vector<MoeStep> mixtures_;           // of op i, a Moe
+  std::vector<TurnSpec> turns_;             // of op i, a TailRope
+  std::vector<WindowStep> windows_;         // of op i, a WindowAttention
+  std::vector<BlockAttentionStep> blocks_;  // of op i, a BlockAttention
 };
 
 // ---- where values live ---------------------------------------------------------------------
@@ -390,6 +401,11 @@ struct TouchVisitor {
     t.reads = {s.q.in, s.k.in, s.v.in};
     if (s.q.out != s.q.in) t.writes.push_back(s.q.out);
     t.writes.push_back(s.op.out);
+  }
+  void operator()(const BlockAttentionStep& s) {
+    (*this)(s.plain);
+    t.reads.insert(t.reads.end(), {s.index_q.in, s.op.index_k});
+    if (s.index_q.out != s.index_q.in) t.writes.push_back(s.index_q.out);
   }
   void operator()(const NormStep& s) { t.reads = {s.in}, t.writes = {s.out}; }
   void operator()(const AddStep& s) { t.reads = {s.a, s.b}, t.writes = {s.out}; }

@@ -137,21 +137,20 @@ void CudaProgram::step(const HeadsStep& s) {
   launch_heads(p);
 }
 
-void CudaProgram::step(const AttentionStep& s) {
+AttentionParams CudaProgram::attention_params(const AttentionStep& s) const {
   const Attention& op = s.op;
   const CudaState& state = *now_.state;
-  const bool f32 = state.is_f32(op.k_state);
-  HeadItem q = head_item(s.q, op.head_dim), k = head_item(s.k, op.head_dim),
-           v = head_item(s.v, op.v_head_dim);
-  k.state = reinterpret_cast<void*>(state.at(op.k_state));
-  v.state = reinterpret_cast<void*>(state.at(op.v_state));
-  k.state_f32 = v.state_f32 = f32;
-  q.out = s.q.out == s.q.in ? nullptr : value(s.q.out);
-
   AttentionParams p{};
+  p.q_item = head_item(s.q, op.head_dim);
+  p.k_item = head_item(s.k, op.head_dim);
+  p.v_item = head_item(s.v, op.v_head_dim);
+  p.k_item.state = reinterpret_cast<void*>(state.at(op.k_state));
+  p.v_item.state = reinterpret_cast<void*>(state.at(op.v_state));
+  p.k_item.state_f32 = p.v_item.state_f32 = state.is_f32(op.k_state);
+  p.q_item.out = s.q.out == s.q.in ? nullptr : value(s.q.out);
   p.q = value(s.q.out);
-  p.k = k.state;
-  p.v = v.state;
+  p.k = p.k_item.state;
+  p.v = p.v_item.state;
   p.out = value(op.out);
   p.n_rows = rows_of(op.q);
   p.n_heads = op.n_heads;
@@ -159,29 +158,36 @@ void CudaProgram::step(const AttentionStep& s) {
   p.head_dim = op.head_dim;
   p.v_head_dim = op.v_head_dim;
   p.scale = op.scale;
-  p.on_outputs = q.on_outputs;
+  p.on_outputs = p.q_item.on_outputs;
   p.pass = arrays();
   p.partial = partial_.at<float>();
   p.tickets = tickets_.at<uint32_t>();
-  p.q_item = q;
-  p.k_item = k;
-  p.v_item = v;
   if (in_fragments(op.out)) {
     p.out_f16 = p.out;
     p.out_units = Launcher::units(op.n_heads * op.v_head_dim);
   }
+  return p;
+}
+
+/// Queries as the attention reads them, keys and values to their states.
+void CudaProgram::launch_qkv(const AttentionParams& p) {
+  HeadsParams heads{};
+  heads.pass = p.pass;
+  if (p.q_item.out && p.n_rows) heads.item[heads.n_items++] = p.q_item;
+  heads.item[heads.n_items++] = p.k_item;
+  heads.item[heads.n_items++] = p.v_item;
+  launch_heads(heads);
+}
+
+void CudaProgram::step(const AttentionStep& s) {
+  const Attention& op = s.op;
+  const AttentionParams p = attention_params(s);
+  const bool f32 = now_.state->is_f32(op.k_state);
   // The new row's heads and attention in one launch, where there is one row at the end of a chain.
   const bool one = now_.n_rows == 1 && p.n_rows == 1 && now_.chain && !f32 && op.head_dim == op.v_head_dim &&
-                   half_warp_head(op.head_dim) && op.n_heads / op.n_kv_heads <= 8 && all_or_none(q) &&
-                   all_or_none(k);
-  if (!one) {
-    HeadsParams heads{};
-    heads.pass = arrays();
-    if (q.out && p.n_rows) heads.item[heads.n_items++] = q;
-    heads.item[heads.n_items++] = k;
-    heads.item[heads.n_items++] = v;
-    launch_heads(heads);
-  }
+                   half_warp_head(op.head_dim) && op.n_heads / op.n_kv_heads <= 8 && all_or_none(p.q_item) &&
+                   all_or_none(p.k_item);
+  if (!one) launch_qkv(p);
   if (p.n_rows) launcher_->attention(p, f32, one);
 }
 

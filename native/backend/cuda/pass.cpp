@@ -160,6 +160,8 @@ void CudaProgram::run(State& base, const Pass& pass) {
   now_.head = o ? pass.head : HeadMode::none;
   now_.same_rows = n == o;
   now_.chain = vis.chain;
+  for (size_t r = 0; r < vis.prefix.size(); ++r)
+    now_.most_seen = std::max(now_.most_seen, vis.prefix[r] + vis.extra_begin[r + 1] - vis.extra_begin[r]);
   now_.block_at[0] = sizeof(PassHeader);
   now_.block_at[1] = align_quad(now_.block_at[0] + static_cast<size_t>(n) * 4);
   now_.block_at[2] = align_quad(now_.block_at[1] + static_cast<size_t>(n) * 4);
@@ -198,8 +200,9 @@ void CudaProgram::run(State& base, const Pass& pass) {
                 [&state](StateId id) { return state.tokens(id); });
   Graph* graph = nullptr;
   if (replayable)
-    graph = graph_for({n, o, static_cast<int32_t>(now_.head), quads, now_.chain, now_.n_chain,
-                       now_.n_branches, now_.reach.slots, state.generation()});
+    graph =
+        graph_for({n, o, static_cast<int32_t>(now_.head), quads, now_.chain, now_.n_chain, now_.n_branches,
+                   now_.reach.slots, blocks_.n_choosing(now_.most_seen), state.generation()});
   now_.state = &state;
   now_.slot = &slot;
   now_.block_quads = quads;

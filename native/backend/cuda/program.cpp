@@ -113,7 +113,7 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
       latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
       index_(*device_, steps_, options.max_rows, options.n_ctx),
       window_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
-
+      blocks_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.n_ctx, options.exact),
       ngrams_(plan_, steps_),
       forks_(std::any_of(plan_.states.begin(), plan_.states.end(),
                          [](const StateSpec& s) { return s.kind == StateSpec::Kind::fixed; })) {
@@ -159,7 +159,8 @@ void CudaProgram::allocate() {
   size_t partial = 0;
   uint32_t tickets = 1;
   for (const Step& step : steps_.steps) {
-    if (const auto* s = std::get_if<AttentionStep>(&step)) {
+    const auto* block = std::get_if<BlockAttentionStep>(&step);
+    if (const auto* s = block ? &block->plain : std::get_if<AttentionStep>(&step)) {
       partial = std::max(partial, static_cast<size_t>(s->op.n_heads) * kMaxSplits *
                                       static_cast<size_t>(s->op.v_head_dim + 2) * sizeof(float));
       tickets = std::max(tickets, static_cast<uint32_t>(s->op.n_kv_heads));
@@ -196,7 +197,7 @@ void CudaProgram::allocate() {
   mark_fragments();
   scratch_bytes_ += values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes() +
                     delta_.scratch_bytes() + latent_.scratch_bytes() + index_.scratch_bytes() +
-                    window_.scratch_bytes();
+                    window_.scratch_bytes() + blocks_.scratch_bytes();
 }
 
 // f16 fragments save the product that reads them a conversion, where the step that writes them can.
@@ -204,6 +205,8 @@ void CudaProgram::mark_fragments() {
   fragments_.assign(steps_.values.size(), false);
   if (options_.exact) return;
   for (const Step& step : steps_.steps) {
+    if (const auto* b = std::get_if<BlockAttentionStep>(&step))
+      fragments_[static_cast<size_t>(b->op.out)] = true;
     if (const auto* s = std::get_if<AttentionStep>(&step)) fragments_[static_cast<size_t>(s->op.out)] = true;
     const auto* m = std::get_if<MatmulStep>(&step);
     if (!m || m->swiglu == kNone) continue;

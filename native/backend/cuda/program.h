@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 
+#include "backend/cuda/block_attention.h"
 #include "backend/cuda/gated_delta.h"
 #include "backend/cuda/hyper_params.h"
 #include "backend/cuda/indexer.h"
@@ -97,6 +98,7 @@ class CudaProgram final : public Program {
     bool chain;
     int32_t n_chain, n_branches;  ///< of plans with fixed states
     int32_t reach;                ///< of plans with an indexer (IndexReach)
+    int32_t n_choosing;           ///< BlockAttentions that choose
     uint64_t generation;
     auto operator<=>(const GraphKey&) const = default;
   };
@@ -166,7 +168,8 @@ class CudaProgram final : public Program {
   void step(const LayerNormStep& s);
   void step(const ConcatStep& s);
   void step(const SiluStep& s);
-  void step(const RepeatStep& s);  // enqueue_streams.cpp from here
+  void step(const BlockAttentionStep& s);  // enqueue_blocks.cpp
+  void step(const RepeatStep& s);          // enqueue_streams.cpp from here
   void step(const StreamNormStep& s);
   void step(const StreamMixStep& s);
   void step(const StreamInjectStep& s);
@@ -206,6 +209,8 @@ class CudaProgram final : public Program {
   PassArrays arrays() const;
   HeadItem head_item(const HeadSpec& spec, int32_t head_dim) const;
   void launch_heads(const HeadsParams& p);
+  AttentionParams attention_params(const AttentionStep& s) const;
+  void launch_qkv(const AttentionParams& p);
   Norming norming(const NormSpec& n) const { return {residence_.vector(n.weight), n.eps}; }
   Product product(WeightId weight, WeightId bias, float* out, const float* residual) const;
   void elementwise(const char* kernel, const float* a, const float* b, float* out, size_t n);
@@ -234,6 +239,7 @@ class CudaProgram final : public Program {
   LatentSteps latent_;
   IndexSteps index_;
   WindowSteps window_;
+  BlockSteps blocks_;
   NgramTables ngrams_;
   bool forks_ = false;      ///< the plan has fixed states: passes tell which rows fork
   int32_t alloc_rows_ = 0;  ///< rows that values have room for
@@ -259,6 +265,7 @@ class CudaProgram final : public Program {
     bool loaded = false;     ///< every weight was there when it began
     bool same_rows = false;  ///< the outputs are all rows, in order
     bool chain = false;
+    int32_t most_seen = 0;                                    ///< slots that a row sees, at most
     uint32_t block_quads = 0, mask_at = 0, block_at[3] = {};  ///< quads; bytes of the arrays
     uint32_t delta_at[3] = {};                                ///< bytes of parents, forks and branches
     uint32_t tokens_at = 0;  ///< of the rows' tokens, where a step reads them

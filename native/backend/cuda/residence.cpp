@@ -121,6 +121,9 @@ void Residence::add_vectors(const Plan& plan, const StepList& steps) {
       for (const MatmulPart& p : s->parts) add_vector(plan, p.bias);
     } else if (const auto* a = std::get_if<AttentionStep>(&step)) {
       for (const HeadSpec* h : {&a->q, &a->k, &a->v}) norm_of(h->norm);
+    } else if (const auto* b = std::get_if<BlockAttentionStep>(&step)) {
+      for (const HeadSpec* h : {&b->plain.q, &b->plain.k, &b->plain.v, &b->index_q}) norm_of(h->norm);
+      add_vector(plan, b->op.index_norm);
     } else if (const auto* h = std::get_if<HeadsStep>(&step)) {
       norm_of(h->item.norm);
     } else if (const auto* n = std::get_if<NormStep>(&step)) {

@@ -59,6 +59,13 @@ struct AttentionStep {
   HeadSpec q, k, v;  ///< q.out is op.q; it is the same as q.in where there is nothing to do
 };
 
+/// The same over chosen blocks: `plain` is what it is while there is nothing to choose.
+struct BlockAttentionStep {
+  BlockAttention op{};
+  AttentionStep plain;
+  HeadSpec index_q;  ///< index_q.out is op.index_q
+};
+
 /// A mixture of experts: op.in = norm(in) where `norm` says, op.router = router op.in where that is a
 /// weight (and the plan's Linear is not a step), out = the experts' sum [+ residual].
 struct MoeStep {
@@ -156,8 +163,8 @@ using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormS
                           SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep,
                           HeadStep, LayerNormStep, ConcatStep, SiluStep, IndexStep, TurnStep, WindowStep,
                           CompressorStep, UnitNormStep, GroupedStep, ClampedSwiGluStep, HyperWeightsStep,
-                          HyperReadStep, HyperWriteStep, StreamInjectStep, RepeatStep, StreamNormStep,
-                          StreamMixStep, StreamGateStep, NgramStep, ConvStep>;
+                          HyperReadStep, HyperWriteStep, StreamInjectStep, BlockAttentionStep, RepeatStep,
+                          StreamNormStep, StreamMixStep, StreamGateStep, NgramStep, ConvStep>;
 
 /// Whether T is one of a variant's types.
 template <class T, class V>
