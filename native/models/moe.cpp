@@ -64,6 +64,10 @@ ValueId moe_ffn(Builder& b, const MoeConfig& m, int32_t layer, ValueId x) {
   const Config& c = b.config();
   if (layer < m.n_leading_dense) return gated_ffn(b, layer, x, c.n_ff);
   const auto t = [&](const char* name) { return block_name(layer, name); };
+  if (const std::string fused = t("ffn_gate_up_exps.weight"); b.has(fused))
+    fail(ErrorKind::unsupported_architecture,
+         "tensor '%s': gate and up experts in one stack are not read, expected '%s' and '%s'", fused.c_str(),
+         t("ffn_gate_exps.weight").c_str(), t("ffn_up_exps.weight").c_str());
   Moe op{};
   op.in = x;
   op.router = b.linear(x, b.matrix(t("ffn_gate_inp.weight"), c.n_embd, m.n_experts));

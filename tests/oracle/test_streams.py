@@ -18,7 +18,7 @@ from reflex_worker._native import Engine, ReflexError, gguf_info
 
 from .conftest import rows
 from .references import EXACT_MAX_DIFF, fixture_path, load
-from .rewrite import Change, Key, rewrite
+from .rewrite import Change, Key, Tensors, rewrite
 from .test_mixtures import exact_logits
 from .test_system1 import KINDS, check, run
 
@@ -163,6 +163,19 @@ def test_two_ngram_layers_are_refused_as_what_they_are(tmp_path):
     assert not report["runs"]
     assert report["error_kind"] == "unsupported_architecture"
     assert "ple.layers" in report["error"]
+
+
+def test_fused_gate_and_up_experts_are_refused_as_what_they_are(tmp_path):
+    def fuse(tensors: Tensors) -> None:
+        for i in range(3):
+            halves = [tensors.pop(f"blk.{i}.ffn_{part}_exps.weight") for part in ("gate", "up")]
+            tensors[f"blk.{i}.ffn_gate_up_exps.weight"] = np.concatenate(halves, axis=1)
+
+    report = gguf_info(str(rewrite(fixture_path(NAME), tmp_path / "fused.gguf", remake=fuse)))
+    assert not report["runs"]
+    assert report["error_kind"] == "unsupported_architecture"
+    assert "blk.0.ffn_gate_up_exps.weight" in report["error"]
+    assert "blk.0.ffn_gate_exps.weight" in report["error"]
 
 
 TENSORS = ("hc_attn_down", "hc_ffn_inject", "indexer.q_norm", "ple_value", "ple_norm_conv", "ssm_out")
