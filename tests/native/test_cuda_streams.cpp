@@ -2,6 +2,7 @@
 // float64 evaluator. Without a GPU every case says so and checks nothing; tests/gpu/check.sh is where they
 // must run.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "sequence.h"
@@ -141,6 +142,29 @@ TEST(cuda_streams_a_gate_is_flat_around_zero) {
         streams.plan.weights[static_cast<size_t>(norm->weight)].data = weight.data();
     sequence(streams, true).run(chain(0, 20));
   }
+}
+
+TEST(cuda_streams_rows_that_choose_among_many_blocks_go_in_turns) {
+  NEED_GPU();
+  // So long a context that the scores of 100 rows are more than the scratch holds.
+  const Streams streams(Rows::outputs);
+  Sequence s(streams.plan, {.backend = &gpu(), .n_ctx = 1 << 20});
+  s.run(chain(0, 100));
+}
+
+TEST(cuda_streams_the_table_of_ngrams_stays_with_the_host) {
+  NEED_GPU();
+  Streams streams(Rows::all, 0);
+  Weight& table = streams.plan.weights[static_cast<size_t>(streams.op<NgramEmbed>().table)];
+  std::vector<float> large(size_t{kGramWidth} << 17);
+  std::memcpy(large.data(), table.data, table.nbytes);
+  table.ne[1] = 1 << 17;
+  table.data = large.data();
+  table.nbytes = large.size() * sizeof(float);
+  Sequence s = sequence(streams, true);
+  s.run(chain(0, 5));
+  s.program().finish_load();
+  CHECK(s.program().weight_bytes() < table.nbytes);
 }
 
 /// Every kernel once, in sizes that a sanitizer gets through.
