@@ -49,9 +49,17 @@ def shared() -> Path:
     return SHARED
 
 
+def pytest_report_header() -> str | None:
+    folder = os.environ.get("REFLEX_EMULATOR")
+    return f"CUDA is emulated (no GPU): {folder}" if folder else None
+
+
 def pytest_collection_modifyitems(items):
-    """Tests marked gpu skip where the build or the machine has none."""
+    """Tests marked gpu skip where the build or the machine has none. REFLEX_EMULATOR, the folder of the
+    emulated driver, runs them on a card that is none (it must be on LD_LIBRARY_PATH too)."""
     if not any("gpu" in item.keywords for item in items):
+        return
+    if os.environ.get("REFLEX_EMULATOR", "-") in os.environ.get("LD_LIBRARY_PATH", ""):
         return
     if os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl"):
         return
