@@ -7,7 +7,7 @@ CUDA_ARCHS ?= 90a
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test emulate check format bench fuzz gpu aarch64 sanitize clean
+.PHONY: help demo test emulated emulate check format bench fuzz gpu aarch64 sanitize clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t12
@@ -40,29 +40,40 @@ demo: $(VENV)/.installed ## set up, build, decide and write with the bundled mod
 test: $(VENV)/.installed-tests ## set up, build with tests, run them all
 	build/tests/tests/native/reflex_tests
 	@! command -v ctest >/dev/null || ctest --test-dir build/tests -R kernel_symbols --output-on-failure
-	@! test -e $(EMULATOR) || LD_LIBRARY_PATH=$(EMULATOR) build/tests/tests/native/reflex_tests cuda_small
+	$(MAKE) --no-print-directory emulated
 	$(VENV)/bin/pytest -q protocol/tests
 	$(VENV)/bin/pytest -q sidecar/tests
 	$(VENV)/bin/pytest -q tests
 
-# The kernels on an emulated card (tests/native/emulator), where there are kernels.
-EMULATOR := build/tests/tests/native/emulator/emulator
-emulate: $(VENV)/.installed-tests ## all native CUDA tests on an emulated card, forwards and backwards
-	LD_LIBRARY_PATH=$(EMULATOR) build/tests/tests/native/reflex_tests cuda_
-	LD_LIBRARY_PATH=$(EMULATOR) REFLEX_EMULATOR_REVERSE=1 REFLEX_EMULATOR_EARLY=1 build/tests/tests/native/reflex_tests cuda_
+# The kernels on an emulated card (tests/native/emulator), where there are kernels. The cases are those that take
+# seconds there; `cuda_small`, which reaches every sort of kernel, runs backwards too.
+EMULATOR := build/tests/tests/native/emulator
+EMULATED_CASES := cuda_small cuda_loads cuda_same_pass cuda_trees cuda_draws cuda_reads cuda_some cuda_gathered \
+  cuda_out_of cuda_refuses cuda_mixtures_of_odd
+ON_EMULATOR := LD_LIBRARY_PATH=$(EMULATOR)/emulator
+BACKWARDS := REFLEX_EMULATOR_REVERSE=1 REFLEX_EMULATOR_EARLY=1
+emulated: $(VENV)/.installed-tests
+	@if test ! -e $(EMULATOR)/emulator; then echo "no kernels in this build: nothing to emulate"; else set -ex; \
+	$(EMULATOR)/emulator_tests; \
+	$(ON_EMULATOR) build/tests/tests/native/reflex_tests $(EMULATED_CASES); \
+	$(ON_EMULATOR) $(BACKWARDS) build/tests/tests/native/reflex_tests cuda_small; fi
+
+emulate: $(VENV)/.installed-tests ## all native CUDA tests on an emulated card, forwards and backwards (long)
+	$(ON_EMULATOR) build/tests/tests/native/reflex_tests cuda_
+	$(ON_EMULATOR) $(BACKWARDS) build/tests/tests/native/reflex_tests cuda_
 
 check: $(VENV)/.installed-tests ## linters, check only
 	$(PY) -m pip install -q ruff==0.17.6 pyright==1.1.414 clang-format==14.0.6
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright --pythonpath $(PY)
-	git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu' 'native/*.cuh' 'tests/*.h' 'tests/*.cpp' 'tests/*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu' 'native/*.cuh' 'tests/*.h' 'tests/*.cpp' 'tests/*.cu' 'tests/*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 format: $(VENV)/bin/python ## rewrite everything in the project's style
 	$(PY) -m pip install -q ruff==0.17.6 clang-format==14.0.6
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu' 'native/*.cuh' 'tests/*.h' 'tests/*.cpp' 'tests/*.cuh' | xargs $(VENV)/bin/clang-format -i
+	git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu' 'native/*.cuh' 'tests/*.h' 'tests/*.cpp' 'tests/*.cu' 'tests/*.cuh' | xargs $(VENV)/bin/clang-format -i
 
 bench: $(VENV)/.installed ## warm and cold figures of the bundled model; BENCH_MODEL=file.gguf for another
 	$(VENV)/bin/reflex bench $(or $(BENCH_MODEL),--demo)

@@ -2,11 +2,21 @@
 
 #include "check.h"
 
-// usage: reflex_tests [substring]: runs the cases whose name holds it
+namespace {
+
+bool wanted(const char* name, int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::strstr(name, argv[i])) return true;
+  return argc == 1;
+}
+
+}  // namespace
+
+// usage: reflex_tests [substring...]: runs the cases whose name holds one of them
 int main(int argc, char** argv) {
   int n = 0, n_failed = 0;
   for (const check::Case& c : check::cases()) {
-    if (argc > 1 && !std::strstr(c.name, argv[1])) continue;
+    if (!wanted(c.name, argc, argv)) continue;
     const int before = check::failures();
     try {
       c.run();

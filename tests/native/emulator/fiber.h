@@ -25,7 +25,6 @@ class Fiber {
   static constexpr size_t kBytes = size_t{256} << 10, kGuard = 4096;
   char* stack_ = nullptr;
   void* at_ = nullptr;  // its stack pointer while it does not run
-  void* resumer_ = nullptr;
 };
 
 }  // namespace emulator
