@@ -14,12 +14,13 @@ import numpy as np
 
 from ..oracle.test_logits import fast_rms_bound
 
-# Of (fixture, rows a piece: 0 the whole prompt), what the emulator and the card gave.
+# Of (fixture, rows a piece: 0 the whole prompt), what the emulator and the card gave (deepseek32: the emulator).
 ROUNDED_OPERANDS_RMS = {
     ("qwen2-untied", 0): 0.0013,
     ("qwen2-untied", 1): 0.0013,
     ("deepseek2-v2", 0): 0.0043,
     ("deepseek2-v3", 0): 0.0036,
+    ("deepseek32", 0): 0.0037,
     # One row at a time the delta rule is in f32.
     ("qwen35", 0): 0.0065,
     ("qwen35-mtp", 0): 0.0059,
@@ -36,8 +37,13 @@ MARGIN = 1.25
 FIRST_FLIPPED = {"qwen3moe": 36}
 
 
+def rounded_bound(name: str, chunk: int) -> float:
+    """0 where a card was not seen to differ from the CPU."""
+    return MARGIN * ROUNDED_OPERANDS_RMS.get((name, min(chunk, 1)), 0.0)
+
+
 def fast_bound_on_the_card(name: str, chunk: int) -> float:
-    return max(fast_rms_bound(name), MARGIN * ROUNDED_OPERANDS_RMS.get((name, min(chunk, 1)), 0.0))
+    return max(fast_rms_bound(name), rounded_bound(name, chunk))
 
 
 def assert_fast(name: str, chunk: int, rows: list[int], found: np.ndarray, reference: np.ndarray) -> None:

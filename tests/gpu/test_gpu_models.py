@@ -4,6 +4,7 @@ against the CPU's exact mode, to the gates of design.md."""
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +14,17 @@ from reflex_worker._native import Engine
 from ..oracle.references import (
     EXACT_MAX_DIFF,
     EXACT_MEAN_KL,
+    FIRST_CHOICE,
     HYBRIDS,
     NAMES,
     SPARSE,
+    SPARSE_FAST_RMS,
     fixture_path,
     load,
     mean_kl,
 )
-from ..oracle.test_sparse import FAST_RMS, FIRST_CHOICE
 from ..oracle.test_system1 import mixed_candidates, run
-from .bounds import assert_fast
+from .bounds import assert_fast, rounded_bound
 
 pytestmark = pytest.mark.gpu
 
@@ -68,18 +70,14 @@ def test_fast_logits(name: str, chunk: int) -> None:
     assert_fast(name, chunk, ref.rows, found, ref.logits)
 
 
-# Choices of experts that fast mode may flip, as it does on qwen3moe (bounds.py); here not looked into.
-FLIPPED_EXPERT_RMS = 0.06
-
-
 @pytest.mark.parametrize("chunk", [0, 1])
 @pytest.mark.parametrize("name", CHOOSING)
 def test_fast_logits_of_sparse_attention(name: str, chunk: int) -> None:
-    """f16 flips narrow choices: a bound for rows that read every slot, and the CPU's for the others."""
+    """Rows that read every slot, and those that choose: f16 flips narrow choices, as 8 bits do on the CPU."""
     ref = load(name)
     found = rows(engine(name, exact=False), ref.ids, ref.rows, chunk)
     error, free = found - ref.logits, np.array(ref.rows) < FIRST_CHOICE[name]
-    bounds = max(FAST_RMS[name][0], FLIPPED_EXPERT_RMS), max(FAST_RMS[name])
+    bounds = [max(bound, rounded_bound(name, chunk)) for bound in SPARSE_FAST_RMS[name]]
     for what, part, bound in zip(("all", "chosen"), (error[free], error[~free]), bounds, strict=True):
         rms = float(np.sqrt((part**2).mean()))
         print(f"{name} chunk {chunk or 'whole'}, rows that read {what}: rms {rms:.4f}, bound {bound:.4f}")
@@ -160,6 +158,19 @@ def test_what_does_not_run_is_refused_by_name_not_run_wrong() -> None:
     with pytest.raises(ReflexError, match="does not run on CUDA yet") as e:
         Engine(str(fixture_path("deepseek4")), device="cuda")
     assert e.value.kind == "unsupported"
+
+
+def test_the_first_qwen3next_files_run_too(tmp_path: Path) -> None:
+    """One ssm_in for attn_qkv and attn_gate: their rows are put side by side again (Concat)."""
+    pytest.importorskip("gguf")
+    from ..oracle.rewrite import rewrite
+    from ..oracle.test_conventions import join_ssm_in
+
+    ref = load("qwen3next")
+    path = rewrite(fixture_path("qwen3next"), tmp_path / "older.gguf", remake=join_ssm_in)
+    e = Engine(str(path), device="cuda", exact=True)
+    for chunk in (0, 7):
+        assert float(np.abs(rows(e, ref.ids, ref.rows, chunk) - ref.logits).max()) <= EXACT_MAX_DIFF
 
 
 def test_load_modes_give_the_same_logits() -> None:

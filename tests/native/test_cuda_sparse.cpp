@@ -171,8 +171,9 @@ class Sparse : public Model {
 };
 
 /// Chains of the lengths, a few rows one by one (launched, captured, replayed), then a tree off their end.
-void compare_choices(const IndexShape& s, const std::vector<int32_t>& lengths, int32_t max_rows = 320) {
-  for (const int32_t place : {0, s.top_k / 2, s.top_k - 1}) {
+void compare_choices(const IndexShape& s, const std::vector<int32_t>& lengths, int32_t max_rows,
+                     const std::vector<int32_t>& places) {
+  for (const int32_t place : places) {
     const Choice model(s, place);
     for (const bool exact : {true, false}) {
       ProgramOptions options;
@@ -204,6 +205,10 @@ void compare_choices(const IndexShape& s, const std::vector<int32_t>& lengths, i
   }
 }
 
+void compare_choices(const IndexShape& s, const std::vector<int32_t>& lengths) {
+  compare_choices(s, lengths, 320, {0, s.top_k / 2, s.top_k - 1});
+}
+
 }  // namespace
 
 TEST(cuda_small_choices_of_slots_are_those_of_float64) {
@@ -225,6 +230,78 @@ TEST(cuda_choices_of_slots_are_those_of_float64_at_every_length) {
       s.ratio = ratio;
       compare_choices(s, {1, 8, 33, 130});
     }
+}
+
+TEST(cuda_choices_among_thousands_of_slots_are_those_of_float64) {
+  NEED_GPU();
+  IndexShape s;
+  s.heads = 2;
+  s.dim = 5;
+  s.top_k = 300;
+  s.rows = Rows::outputs;
+  for (const int32_t ratio : {1, 3}) {
+    s.ratio = ratio;
+    compare_choices(s, {4500}, 512, {0, 123, 299});
+  }
+}
+
+/// More rows than the queries' scratch holds at once, of heads too wide to be kept in registers.
+TEST(cuda_choices_of_many_wide_rows_are_made_in_turn) {
+  NEED_GPU();
+  IndexShape s;
+  s.heads = 256;
+  s.dim = 250;
+  s.top_k = 1;
+  const Choice model(s, 0);
+  for (const bool exact : {true, false}) {
+    ProgramOptions options;
+    options.exact = exact;
+    options.max_rows = 80;
+    options.n_ctx = 128;
+    const std::unique_ptr<Program> program = gpu().compile(model.plan, options);
+    const std::unique_ptr<State> state = program->new_state();
+    reference::Evaluator evaluator(model.plan);
+    const Rowset r = Cases::forked(0, 1, std::vector<int32_t>(66, -1), Choice::kVocab);
+    program->run(*state, r.pass());
+    CHECK(chosen_by(*program, r.outputs.size()) == chosen_by(evaluator.run(r.pass())));
+  }
+}
+
+TEST(cuda_small_scores_that_are_no_numbers_are_the_worst) {
+  NEED_GPU();
+  IndexShape s;
+  s.nan = true;
+  const std::unique_ptr<Backend> cpu = make_cpu_backend(1);
+  for (const int32_t place : {0, 3, 6}) {
+    const Choice model(s, place);
+    ProgramOptions options;
+    options.exact = true;
+    options.n_ctx = 128;
+    std::vector<int32_t> chosen[2];
+    const Rowset r = Rowset::chain(0, 70, Choice::kVocab, false);
+    for (Backend* backend : {cpu.get(), &gpu()}) {
+      const std::unique_ptr<Program> program = backend->compile(model.plan, options);
+      const std::unique_ptr<State> state = program->new_state();
+      program->run(*state, r.pass());
+      chosen[backend == &gpu()] = chosen_by(*program, r.outputs.size());
+    }
+    CHECK(chosen[0] == chosen[1]);
+    // A row of the token itself has no score at all: the earliest slots.
+    const auto row =
+        static_cast<size_t>(std::find(r.tokens.begin() + 20, r.tokens.end(), 3) - r.tokens.begin());
+    CHECK(row < r.tokens.size());
+    CHECK(chosen[1][row] == place);
+  }
+}
+
+TEST(cuda_refuses_an_indexer_of_wider_heads_than_it_takes) {
+  NEED_GPU();
+  IndexShape s;
+  s.dim = 257;
+  const Choice model(s, 0);
+  ProgramOptions options;
+  options.n_ctx = 64;
+  CHECK_THROWS(ErrorKind::unsupported, gpu().compile(model.plan, options));
 }
 
 TEST(cuda_small_latent_attention_over_a_choice_matches_float64) {

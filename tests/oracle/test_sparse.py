@@ -12,7 +12,17 @@ import pytest
 from reflex_worker._native import Engine, ReflexError, gguf_info
 
 from .conftest import rows
-from .references import EXACT_MAX_DIFF, SPARSE, assert_exact, assert_greedy, fixture_path, load, mean_kl
+from .references import (
+    EXACT_MAX_DIFF,
+    FIRST_CHOICE,
+    SPARSE,
+    SPARSE_FAST_RMS,
+    assert_exact,
+    assert_greedy,
+    fixture_path,
+    load,
+    mean_kl,
+)
 from .rewrite import Change, Key, rewrite
 from .test_logits import GREEDY_EXACT_TOLERANCE, ISAS, continuation
 from .test_mixtures import exact_logits
@@ -101,22 +111,6 @@ def test_order_of_candidates_changes_no_bit_of_a_score(engine, name, exact):
     assert first == again
 
 
-# Rows with no more slots than top_k have nothing to choose: they are as good as deepseek2's. Behind them,
-# 8-bit activations flip narrow choices, and two right engines are up to 0.78 apart where experts flip so.
-FAST_RMS = {
-    "deepseek32": (0.0035, 0.0035),
-    "deepseek32-q8_0": (0.108, 0.78),
-    "deepseek4": (0.0035, 0.0035),
-    "deepseek4-q8_0": (0.108, 0.78),
-}
-FIRST_CHOICE = {  # the first row that sees more than it may choose
-    "deepseek32": 12,
-    "deepseek32-q8_0": 16,
-    "deepseek4": 4 * (5 + 1) - 1,  # entries of 4 tokens each
-    "deepseek4-q8_0": 4 * (7 + 1) - 1,
-}
-
-
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("chunk", [0, 1])
 @pytest.mark.parametrize("name", SPARSE)
@@ -125,7 +119,9 @@ def test_fast_logits_stay_within_the_bound_of_their_type(engine, name, chunk, is
     found = rows(engine(name, exact=False, isa=isa), ref.ids, ref.rows, chunk)
     error, free = found - ref.logits, np.array(ref.rows) < FIRST_CHOICE[name]
     kl = mean_kl(ref.logits, found)
-    for what, part, bound in zip(("all", "chosen"), (error[free], error[~free]), FAST_RMS[name], strict=True):
+    for what, part, bound in zip(
+        ("all", "chosen"), (error[free], error[~free]), SPARSE_FAST_RMS[name], strict=True
+    ):
         rms = float(np.sqrt((part**2).mean()))
         print(f"{name} {isa} chunk {chunk or 'whole'}, rows that read {what}: rms {rms:.4f} (KL {kl:.1e})")
         assert rms <= bound

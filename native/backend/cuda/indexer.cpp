@@ -7,9 +7,10 @@ namespace reflex::cuda {
 
 namespace {
 
-constexpr size_t kScratch = size_t{64} << 20;  // of scores, and of queries; more rows go in turn
-constexpr int32_t kMinRows = 16;               // of queries that go together however large they are
-constexpr uint32_t kLeastReach = 1024;         // slots
+// More rows go in turn.
+constexpr size_t kScores = size_t{64} << 20, kQueries = size_t{16} << 20;  // bytes
+constexpr int32_t kMinRows = 16;        // of queries that go together however large they are
+constexpr uint32_t kLeastReach = 1024;  // slots
 constexpr uint32_t kBeginThreads = 256;
 constexpr int32_t kBeginWarps = kBeginThreads / 32;
 
@@ -44,13 +45,13 @@ IndexSteps::IndexSteps(Device& device, const StepList& steps, int32_t max_rows, 
   }
   if (row == 0) return;
   std::sort(borders_.begin(), borders_.end());
-  prepared_rows_ = std::min(max_rows, std::max(kMinRows, static_cast<int32_t>(kScratch / row)));
+  prepared_rows_ = std::min(max_rows, std::max(kMinRows, static_cast<int32_t>(kQueries / row)));
   const auto rows = static_cast<size_t>(prepared_rows_);
   prepared_ = DeviceBuffer(device, rows * row, "the indexer's queries");
   scale_ = DeviceBuffer(device, rows * heads * sizeof(float), "the indexer's weights");
   // One row's at least, were every slot both in its prefix and under the mask.
   const size_t most = 2 * (static_cast<size_t>(n_ctx) + 4 * kIndexPlaces) * sizeof(uint32_t);
-  scores_ = DeviceBuffer(device, std::max(most, std::min(kScratch, rows * most)), "the indexer's scores");
+  scores_ = DeviceBuffer(device, std::max(most, std::min(kScores, rows * most)), "the indexer's scores");
 }
 
 int32_t IndexSteps::reach(int32_t n) const {
