@@ -14,7 +14,8 @@ import numpy as np
 
 from ..oracle.test_logits import fast_rms_bound
 
-# Of (fixture, rows a piece: 0 the whole prompt), what the emulator and the card gave (deepseek32: the emulator).
+# Of (fixture, rows a piece: 0 the whole prompt), what the emulator and the card gave; of deepseek32 the
+# emulator alone.
 ROUNDED_OPERANDS_RMS = {
     ("qwen2-untied", 0): 0.0013,
     ("qwen2-untied", 1): 0.0013,
