@@ -44,7 +44,8 @@ class Elements : public Model {
 struct IndexShape {
   int32_t heads = 3, dim = 10, top_k = 7, ratio = 1;
   Rows rows = Rows::all;
-  bool nan = false;  ///< the embedding of token 3 is no number
+  bool nan = false;   ///< the embedding of token 3 is no number
+  bool same = false;  ///< all heads have one query: a narrow product makes it
 };
 
 /// An indexer over small whole numbers, whose scores are exact in f16 and often equal, and a head that reads
@@ -60,7 +61,8 @@ class Choice : public Model {
     plan.states.push_back({"index", StateSpec::Kind::per_token, s.dim, false});
     const ValueId q = s.rows == Rows::all ? x : select(x);
     Indexer op{};
-    op.query = product(q, s.heads * s.dim);
+    op.query = product(q, s.same ? s.dim : s.heads * s.dim);
+    if (s.same) op.query = push(like(q, s.heads * s.dim), Repeat{op.query, kNone, s.heads});
     op.weights = product(q, s.heads);
     op.key = product(x, s.dim);
     op.n_heads = s.heads;
@@ -252,6 +254,7 @@ TEST(cuda_choices_of_many_wide_rows_are_made_in_turn) {
   s.heads = 256;
   s.dim = 250;
   s.top_k = 1;
+  s.same = true;
   const Choice model(s, 0);
   for (const bool exact : {true, false}) {
     ProgramOptions options;
