@@ -28,13 +28,10 @@ from .bounds import assert_fast, rounded_bound
 
 pytestmark = pytest.mark.gpu
 
-# Architectures with ops that do not run there yet.
-WAITING = ("deepseek4",)
-CHOOSING = [n for n in SPARSE if not n.startswith(WAITING)]
-RUN = [n for n in NAMES if not n.startswith(WAITING)] + CHOOSING
+RUN = [*NAMES, *SPARSE]
 RECURRENT = [n for n in RUN if n in HYBRIDS]
 # other than plain attention
-MIXERS = [n for n in RUN if n in (*HYBRIDS, *CHOOSING) or n.startswith("deepseek2")]
+MIXERS = [n for n in RUN if n in (*HYBRIDS, *SPARSE) or n.startswith("deepseek2")]
 LENGTHS = (1, 2, 7, 31, 32, 33, 63, 64, 65, 70, 130, 257)
 
 
@@ -63,7 +60,7 @@ def test_exact_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [0, 1])
-@pytest.mark.parametrize("name", [n for n in RUN if n not in CHOOSING])
+@pytest.mark.parametrize("name", [n for n in RUN if n not in SPARSE])
 def test_fast_logits(name: str, chunk: int) -> None:
     ref = load(name)
     found = rows(engine(name, exact=False), ref.ids, ref.rows, chunk)
@@ -71,7 +68,7 @@ def test_fast_logits(name: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [0, 1])
-@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.parametrize("name", SPARSE)
 def test_fast_logits_of_sparse_attention(name: str, chunk: int) -> None:
     """Rows that read every slot, and those that choose: f16 flips narrow choices, as 8 bits do on the CPU."""
     ref = load(name)
@@ -150,14 +147,6 @@ def test_system1_with_long_candidates_is_the_cpus(
         scores.append([c[2] for c in run(e, ref.ids[:prompt_length], candidates, score=kind).candidates])
     most = max(len(c) for c in candidates)
     assert np.abs(np.subtract(*scores)).max() <= most * EXACT_MAX_DIFF
-
-
-def test_what_does_not_run_is_refused_by_name_not_run_wrong() -> None:
-    from reflex_worker._native import ReflexError
-
-    with pytest.raises(ReflexError, match="does not run on CUDA yet") as e:
-        Engine(str(fixture_path("deepseek4")), device="cuda")
-    assert e.value.kind == "unsupported"
 
 
 def test_the_first_qwen3next_files_run_too(tmp_path: Path) -> None:
