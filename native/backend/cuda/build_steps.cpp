@@ -7,6 +7,7 @@
 // its own, so any valid plan runs.
 #include <algorithm>
 
+#include "backend/cuda/hyper_params.h"
 #include "backend/cuda/operands.h"
 #include "backend/cuda/params.h"
 #include "backend/cuda/steps.h"
@@ -26,6 +27,7 @@ class StepBuilder {
     find_uses();
     mark_attention_chains();
     mark_turns();
+    mark_mixes();
     mark_mixtures();
     for (size_t i = 0; i < plan_.ops.size(); ++i)
       if (!done_[i]) std::visit([&](const auto& op) { emit(op, i); }, plan_.ops[i]);
@@ -153,6 +155,38 @@ class StepBuilder {
   }
   void emit(const TailRope& op, size_t i) { store(TurnStep{turns_[i]}, op.out); }
   void emit(const WindowAttention& op, size_t i) { store(windows_[i], op.out); }
+
+  // ---- hyper-connections -------------------------------------------------------------------------
+
+  // The norm and the product that weights come from, and what is read by them. They come before and after the
+  // weights in the plan; all are made where the weights are.
+  void mark_mixes() {
+    mixes_.resize(plan_.ops.size());
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      const auto* op = std::get_if<HyperWeights>(&plan_.ops[i]);
+      const auto* fn = op ? producer<Linear>(op->in) : nullptr;
+      const auto* unit = fn ? producer<UnitNorm>(fn->in) : nullptr;
+      if (!unit || !used_once(op->in) || !used_once(fn->in) || fn->bias != kNone ||
+          plan_.weights[index(fn->weight)].type != GgmlType::F32 || unit->group != width(unit->in) ||
+          unit->group % 4 != 0 || width(op->in) > kMixOutputs)
+        continue;
+      for (int u : uses_[index(op->out)])
+        if (const auto* read = op_at<HyperRead>(u);
+            read && read->streams == unit->in && read->n_streams == op->n_streams) {
+          mixes_[i] = HyperMixStep{*unit, *fn, *op, *read};
+          for (ValueId v : {unit->out, fn->out, read->out}) mark_done(v);
+          break;
+        }
+    }
+  }
+  void emit(const HyperWeights& op, size_t i) {
+    if (mixes_[i].fn.weight == kNone) {
+      store(HyperWeightsStep{op}, op.out);
+      return;
+    }
+    stored_[index(mixes_[i].read.out)] = true;
+    store(mixes_[i], op.out);
+  }
 
   // ---- mixtures of experts -------------------------------------------------------------------
 
@@ -372,6 +406,7 @@ class StepBuilder {
   std::vector<std::vector<int>> uses_;
   std::vector<AttentionStep> chains_;       // of op i, an Attention
   std::vector<MoeStep> mixtures_;           // of op i, a Moe
+  std::vector<HyperMixStep> mixes_;         // of op i, a HyperWeights; without fn: none
   std::vector<TurnSpec> turns_;             // of op i, a TailRope
   std::vector<WindowStep> windows_;         // of op i, a WindowAttention
   std::vector<BlockAttentionStep> blocks_;  // of op i, a BlockAttention
@@ -421,6 +456,7 @@ struct TouchVisitor {
   void operator()(const DeltaStep& s) {
     t.reads = {s.op.qkv, s.op.z, s.op.beta, s.op.alpha}, t.writes = {s.op.out};
   }
+  void operator()(const HyperMixStep& s) { t.reads = {s.norm.in}, t.writes = {s.op.out, s.read.out}; }
   void operator()(const TurnStep& s) { t.reads = {s.item.in}, t.writes = {s.item.out}; }
   void operator()(const WindowStep& s) {
     t.reads = {s.q.in, s.kv.in};

@@ -155,23 +155,84 @@ void CudaProgram::step(const ClampedSwiGluStep& s) {
   clamped_swiglu(value(s.op.gate), value(s.op.up), value(s.op.out), values_of(s.op.out), s.op.limit);
 }
 
-void CudaProgram::step(const HyperWeightsStep& s) {
-  const HyperWeights& op = s.op;
+HyperWeightsParams CudaProgram::hyper_weights(const HyperWeights& op) const {
   HyperWeightsParams p{};
-  p.x = value(op.in);
   p.scale = residence_.vector(op.scale);
   p.base = residence_.vector(op.base);
   p.out = value(op.out);
   p.eps = op.eps;
-  p.n_rows = rows_of(op.in);
+  p.n_rows = rows_of(op.out);
   p.n_streams = op.n_streams;
   p.n_iterations = op.n_iterations;
-  p.pre_alone = width_of(op.in) == op.n_streams;
+  p.pre_alone = width_of(op.out) == op.n_streams;
+  return p;
+}
+
+void CudaProgram::step(const HyperWeightsStep& s) {
+  HyperWeightsParams p = hyper_weights(s.op);
   if (p.n_rows == 0) return;
-  const auto each = static_cast<uint32_t>(op.n_streams * op.n_streams) * static_cast<uint32_t>(sizeof(float));
+  p.x = value(s.op.in);
+  const auto each = static_cast<uint32_t>(p.n_streams * p.n_streams) * static_cast<uint32_t>(sizeof(float));
   const uint32_t warps = std::clamp(kHyperShared / each, 1u, 4u);
   launcher_->launch("hyper", "hyper_weights", {blocks_of(static_cast<size_t>(p.n_rows), warps)}, 32 * warps,
                     warps * each, p);
+}
+
+namespace {
+
+/// Rows of a group, groups of a pass, and blocks that share a group's columns: enough of them for the card.
+struct MixShape {
+  int32_t rows, groups, n_split;
+  uint32_t splits;
+};
+MixShape mix_shape(int32_t n_rows, int32_t width, int32_t sms) {
+  MixShape s{};
+  s.rows = n_rows == 1 ? 1 : kMixRows;
+  s.groups = (n_rows + s.rows - 1) / s.rows;
+  const int32_t splits = std::clamp(2 * sms / s.groups, 1, kMixSplits);
+  s.n_split = std::max(kMixColumns, (width + 4 * splits - 1) / (4 * splits) * 4);
+  s.splits = blocks_of(static_cast<size_t>(width), static_cast<size_t>(s.n_split));
+  return s;
+}
+
+}  // namespace
+
+void CudaProgram::allocate_mixes() {
+  size_t partial = 0, groups = 0;
+  for (const Step& step : steps_.steps) {
+    const auto* s = std::get_if<HyperMixStep>(&step);
+    if (!s) continue;
+    const auto m = static_cast<size_t>(width_of(s->op.out)) + 1;
+    for (int32_t rows = 1; rows <= alloc_rows_; rows += rows == 1 ? kMixRows - 1 : kMixRows) {
+      const MixShape shape = mix_shape(rows, s->norm.group, device_->sm_count());
+      const auto n = static_cast<size_t>(shape.groups);
+      partial = std::max(partial, n * shape.splits * static_cast<size_t>(shape.rows) * m);
+      groups = std::max(groups, n);
+    }
+  }
+  mix_partial_ = DeviceBuffer(*device_, partial * sizeof(float), "partial sums of streams");
+  mix_tickets_ = DeviceBuffer(*device_, groups * sizeof(uint32_t), "tickets of streams", true);
+  scratch_bytes_ += mix_partial_.bytes() + mix_tickets_.bytes();
+}
+
+void CudaProgram::step(const HyperMixStep& s) {
+  HyperMixParams p{};
+  p.weights = hyper_weights(s.op);
+  if (p.weights.n_rows == 0) return;
+  loader_->require(residence_.matrix(s.fn.weight).group, stream_);
+  p.streams = value(s.norm.in);
+  p.fn = reinterpret_cast<const float*>(residence_.matrix(s.fn.weight).at);
+  p.norm_eps = s.norm.eps;
+  p.read = value(s.read.out);
+  p.width = s.norm.group;
+  p.d = width_of(s.read.out);
+  p.m = width_of(s.op.out);
+  p.partial = mix_partial_.at<float>();
+  p.tickets = mix_tickets_.at<uint32_t>();
+  const MixShape shape = mix_shape(p.weights.n_rows, p.width, device_->sm_count());
+  p.n_split = shape.n_split;
+  launcher_->launch("hyper", shape.rows == 1 ? "hyper_mix_1" : "hyper_mix_8",
+                    {shape.splits, static_cast<uint32_t>(shape.groups)}, kHyperThreads, 0, p);
 }
 
 HyperParams CudaProgram::hyper_params(ValueId streams, ValueId weights, ValueId out,

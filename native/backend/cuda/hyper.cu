@@ -1,6 +1,7 @@
 // DeepSeek-V4's streams and heads: the weights of hyper-connections, the reads and writes that they weigh,
 // norms without weights, heads of which only the tail is rotated, the clamped SwiGLU. All in f32, sums in a
 // fixed order.
+#include "backend/cuda/attention_tile.cuh"
 #include "backend/cuda/clamp.cuh"
 #include "backend/cuda/hyper_params.h"
 #include "backend/cuda/seen.cuh"
@@ -33,7 +34,121 @@ __device__ __forceinline__ void soften_rows(float* comb, int n, float eps) {
   __syncwarp();
 }
 
+__device__ __forceinline__ int weights_width(const HyperWeightsParams& p) {
+  return p.pre_alone ? p.n_streams : (2 + p.n_streams) * p.n_streams;
+}
+
+/// A row's weights by a warp, from x(i) to out; comb (n, n) is room in shared memory.
+template <class F>
+__device__ __forceinline__ void weigh_streams(const HyperWeightsParams& p, F x, float* comb, float* out) {
+  const int lane = threadIdx.x % 32, n = p.n_streams, all = weights_width(p);
+  for (int i = lane; i < all; i += 32) {
+    const float y = x(i) * p.scale[i < n ? 0 : i < 2 * n ? 1 : 2] + p.base[i];
+    if (i < n)
+      out[i] = sigmoid(y) + p.eps;
+    else if (i < 2 * n)
+      out[i] = 2 * sigmoid(y);
+    else
+      comb[i - 2 * n] = y;
+  }
+  if (p.pre_alone) return;
+  __syncwarp();
+  soften_rows(comb, n, p.eps);
+  divide_lines(comb, n, 1, n, p.eps);
+  for (int k = 1; k < p.n_iterations; ++k) {
+    divide_lines(comb, n, n, 1, p.eps);
+    divide_lines(comb, n, 1, n, p.eps);
+  }
+  for (int i = lane; i < n * n; i += 32) out[2 * n + i] = comb[i];
+}
+
+constexpr int kHyperWarps = kHyperThreads / 32, kMixEach = kMixOutputs / kHyperWarps;
+static_assert(kHyperWarps >= kMixRows && kMixEach * kHyperWarps == kMixOutputs);
+
+__device__ __forceinline__ float dot(float4 a, float4 b) {
+  return a.x * b.x + a.y * b.y + (a.z * b.z + a.w * b.w);
+}
+
+/// This block's columns of the group's rows: the products of fn, and the squares, to own (kRows, m + 1).
+template <int kRows>
+__device__ __forceinline__ void mix_columns(const HyperMixParams& p, int first, int count, float* own) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int begin = blockIdx.x * p.n_split, end = min(begin + p.n_split, p.width);
+  float sum[kMixEach][kRows] = {}, squares[kRows] = {};
+  for (int c = begin + 4 * lane; c < end; c += 128) {
+    float4 w[kMixEach];
+#pragma unroll
+    for (int k = 0; k < kMixEach; ++k) {
+      const int j = min(warp + k * kHyperWarps, p.m - 1);
+      w[k] = *reinterpret_cast<const float4*>(p.fn + static_cast<size_t>(j) * p.width + c);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= count) break;
+      const float4 x =
+          *reinterpret_cast<const float4*>(p.streams + static_cast<size_t>(first + r) * p.width + c);
+      squares[r] += dot(x, x);
+#pragma unroll
+      for (int k = 0; k < kMixEach; ++k) sum[k][r] += dot(w[k], x);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= count) break;
+    const float square = warp_sum(squares[r]);
+    if (warp == 0 && lane == 0) own[r * (p.m + 1)] = square;
+#pragma unroll
+    for (int k = 0; k < kMixEach; ++k) {
+      const int j = warp + k * kHyperWarps;
+      const float all = warp_sum(sum[k][r]);
+      if (lane == 0 && j < p.m) own[r * (p.m + 1) + 1 + j] = all;
+    }
+  }
+}
+
+/// grid (splits, groups of kRows rows)
+template <int kRows>
+__device__ __forceinline__ void mix_streams(const HyperMixParams& p) {
+  __shared__ float weights[kRows][kMixOutputs], comb[kRows][kMixOutputs];
+  __shared__ bool last;
+  wait_for_inputs();
+  let_next_start();
+  const int first = blockIdx.y * kRows, count = min(kRows, p.weights.n_rows - first), splits = gridDim.x;
+  const size_t size = static_cast<size_t>(kRows) * (p.m + 1);
+  float* partial = p.partial + blockIdx.y * splits * size;
+  mix_columns<kRows>(p, first, count, partial + blockIdx.x * size);
+  if (!is_last(p.tickets + blockIdx.y, splits, last)) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp < count) {
+    const auto total = [&](int i) {  // of the row: squares, then products
+      float all = 0;
+      for (int s = 0; s < splits; ++s) all += __ldcg(partial + s * size + warp * (p.m + 1) + i);
+      return all;
+    };
+    const float factor = rsqrtf(total(0) / static_cast<float>(p.width) + p.norm_eps);
+    weigh_streams(
+        p.weights, [&](int i) { return total(1 + i) * factor; }, comb[warp], weights[warp]);
+    __syncwarp();
+    for (int i = lane; i < p.m; i += 32)
+      p.weights.out[static_cast<size_t>(first + warp) * p.m + i] = weights[warp][i];
+  }
+  __syncthreads();
+  for (int r = 0; r < count; ++r) {
+    const float* x = p.streams + static_cast<size_t>(first + r) * p.width;
+#pragma unroll 2
+    for (int c = threadIdx.x; c < p.d; c += kHyperThreads) {
+      float y = 0;
+#pragma unroll 4
+      for (int s = 0; s < p.weights.n_streams; ++s) y += weights[r][s] * x[static_cast<size_t>(s) * p.d + c];
+      p.read[static_cast<size_t>(first + r) * p.d + c] = y;
+    }
+  }
+}
+
 }  // namespace
+
+REFLEX_KERNEL(hyper_mix_1, HyperMixParams, kHyperThreads, 1) { mix_streams<1>(p); }
+REFLEX_KERNEL(hyper_mix_8, HyperMixParams, kHyperThreads, 1) { mix_streams<kMixRows>(p); }
 
 /// y = x * rsqrt(mean(x^2) + eps). grid (groups)
 REFLEX_KERNEL(unit_norm, UnitNormParams, kHyperThreads) {
@@ -111,30 +226,13 @@ REFLEX_KERNEL(hyper_weights, HyperWeightsParams, 128) {
   REFLEX_DYNAMIC_SHARED(uint8_t, shared);
   wait_for_inputs();
   let_next_start();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = p.n_streams;
-  const int row = blockIdx.x * (blockDim.x / 32) + warp, all = p.pre_alone ? n : (2 + n) * n;
+  const int warp = threadIdx.x / 32, n = p.n_streams, all = weights_width(p);
+  const int row = blockIdx.x * (blockDim.x / 32) + warp;
   if (row >= p.n_rows) return;
-  float* comb = reinterpret_cast<float*>(shared) + warp * n * n;
   const float* x = p.x + static_cast<size_t>(row) * all;
-  float* out = p.out + static_cast<size_t>(row) * all;
-  for (int i = lane; i < all; i += 32) {
-    const float y = x[i] * p.scale[i < n ? 0 : i < 2 * n ? 1 : 2] + p.base[i];
-    if (i < n)
-      out[i] = sigmoid(y) + p.eps;
-    else if (i < 2 * n)
-      out[i] = 2 * sigmoid(y);
-    else
-      comb[i - 2 * n] = y;
-  }
-  if (p.pre_alone) return;
-  __syncwarp();
-  soften_rows(comb, n, p.eps);
-  divide_lines(comb, n, 1, n, p.eps);
-  for (int k = 1; k < p.n_iterations; ++k) {
-    divide_lines(comb, n, n, 1, p.eps);
-    divide_lines(comb, n, 1, n, p.eps);
-  }
-  for (int i = lane; i < n * n; i += 32) out[2 * n + i] = comb[i];
+  weigh_streams(
+      p, [x](int i) { return x[i]; }, reinterpret_cast<float*>(shared) + warp * n * n,
+      p.out + static_cast<size_t>(row) * all);
 }
 
 /// grid (ceil(d / 256), rows)

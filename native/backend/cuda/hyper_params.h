@@ -68,6 +68,23 @@ struct HyperParams {
   int32_t n_rows, n_streams, d, weights_width;
 };
 inline constexpr int kHyperThreads = 256;
+
+/// hyper_mix_<rows>: of up to so many rows, x = fn unit_norm(streams), then hyper_weights and hyper_read. A
+/// block has a part of the columns, the last of a group of rows does the rest.
+struct HyperMixParams {
+  const float* streams;  ///< (rows, width), width = n * d, a multiple of 4
+  const float* fn;       ///< (m, width), m the width of x
+  float norm_eps;
+  HyperWeightsParams weights;    ///< its x is null
+  float* read;                   ///< (rows, d)
+  int32_t width, d, m, n_split;  ///< n_split: columns of a block, a multiple of 4
+  float* partial;                ///< (groups, splits, rows of a group, m + 1): squares, then products
+  uint32_t* tickets;             ///< (groups) zero between launches
+};
+inline constexpr int kMixRows = 8;      ///< of a group, at most
+inline constexpr int kMixOutputs = 24;  ///< m, at most: 4 streams
+inline constexpr int kMixSplits = 32,
+                     kMixColumns = 256;  ///< blocks of a group at most, columns of one at least
 inline constexpr int kMaxHyperStreams = 64;
 
 }  // namespace reflex::cuda

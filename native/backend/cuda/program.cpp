@@ -178,6 +178,7 @@ void CudaProgram::allocate() {
     }
   }
   if (embed_.out == kNone) fail(ErrorKind::unsupported, "plan: it embeds no tokens");
+  allocate_mixes();
   partial_ = DeviceBuffer(*device_, partial, "attention's partial sums");
   tickets_ = DeviceBuffer(*device_, tickets * sizeof(uint32_t), "attention's tickets", true);
   if (plan_.ropes.size() > kMaxRopes)

@@ -178,6 +178,8 @@ class CudaProgram final : public Program {
   void step(const ConvStep& s);
 
   // enqueue_hyper.cpp: DeepSeek-V4's
+  void allocate_mixes();
+  void step(const HyperMixStep& s);
   void step(const TurnStep& s);
   void step(const WindowStep& s);
   void step(const CompressorStep& s);
@@ -189,6 +191,7 @@ class CudaProgram final : public Program {
   void step(const HyperWriteStep& s);
   TurnItem turn_item(const TurnSpec& spec) const;
   void launch_turns(const TurnParams& p);
+  HyperWeightsParams hyper_weights(const HyperWeights& op) const;
   HyperParams hyper_params(ValueId streams, ValueId weights, ValueId out, int32_t n_streams) const;
   void launch_hyper(const char* kernel, const HyperParams& p);
   void clamped_swiglu(const float* gate, const float* up, float* out, size_t n, float limit);
@@ -244,6 +247,7 @@ class CudaProgram final : public Program {
   bool forks_ = false;      ///< the plan has fixed states: passes tell which rows fork
   int32_t alloc_rows_ = 0;  ///< rows that values have room for
   DeviceBuffer values_, block_, partial_, tickets_;
+  DeviceBuffer mix_partial_, mix_tickets_;          ///< of HyperMixSteps
   std::vector<DeviceBuffer> inv_freq_, rotations_;  ///< by rope: (n_rot / 2), (rows, n_rot / 2, 2)
   size_t scratch_bytes_ = 0;
 

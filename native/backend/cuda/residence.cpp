@@ -80,6 +80,8 @@ Residence::Residence(Device& device, const Plan& plan, const StepList& steps, co
     } else if (const auto* latent = std::get_if<LatentStep>(&step)) {
       for (WeightId id : {latent->op.k_b, latent->op.v_b, latent->op.kv_b})
         if (id != kNone) matrix(id, true);
+    } else if (const auto* mix = std::get_if<HyperMixStep>(&step)) {
+      matrix(mix->fn.weight);
     } else if (const auto* m = std::get_if<MoeStep>(&step)) {
       if (m->op.of_token != kNone) matrix(m->op.of_token, true);
       if (m->router != kNone) matrix(m->router);
@@ -138,6 +140,9 @@ void Residence::add_vectors(const Plan& plan, const StepList& steps) {
       add_vector(plan, latent->op.norm);
     } else if (const auto* inject = std::get_if<StreamInjectStep>(&step)) {
       add_vector(plan, inject->norm.weight);
+    } else if (const auto* mix = std::get_if<HyperMixStep>(&step)) {
+      add_vector(plan, mix->op.scale);
+      add_vector(plan, mix->op.base);
     } else if (const auto* turn = std::get_if<TurnStep>(&step)) {
       norm_of(turn->item.norm);
     } else if (const auto* window = std::get_if<WindowStep>(&step)) {

@@ -115,6 +115,13 @@ struct TurnSpec {
 struct TurnStep {
   TurnSpec item;
 };
+/// op.in = fn norm(streams), then op and the read of the same streams: one step where fn is F32.
+struct HyperMixStep {
+  UnitNorm norm{};
+  Linear fn{kNone, kNone, kNone};
+  HyperWeights op{};
+  HyperRead read{};
+};
 /// kv, as `kv` prepares it, to the state; then attention with q as `q` prepares it. Either may be the value
 /// as it is (rope kNone).
 struct WindowStep {
@@ -159,12 +166,13 @@ using HyperWeightsStep = OpStep<HyperWeights>;
 using HyperReadStep = OpStep<HyperRead>;
 using HyperWriteStep = OpStep<HyperWrite>;
 
-using Step = std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
-                          SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep,
-                          HeadStep, LayerNormStep, ConcatStep, SiluStep, IndexStep, TurnStep, WindowStep,
-                          CompressorStep, UnitNormStep, GroupedStep, ClampedSwiGluStep, HyperWeightsStep,
-                          HyperReadStep, HyperWriteStep, StreamInjectStep, BlockAttentionStep, RepeatStep,
-                          StreamNormStep, StreamMixStep, StreamGateStep, NgramStep, ConvStep>;
+using Step =
+    std::variant<EmbedStep, MatmulStep, HeadsStep, AttentionStep, NormStep, AddStep, SwiGluStep,
+                 SigmoidGateStep, MoeStep, DeltaStep, LatentStep, HeadSliceStep, SelectStep, HeadStep,
+                 LayerNormStep, ConcatStep, SiluStep, IndexStep, TurnStep, WindowStep, HyperMixStep,
+                 CompressorStep, UnitNormStep, GroupedStep, ClampedSwiGluStep, HyperWeightsStep,
+                 HyperReadStep, HyperWriteStep, StreamInjectStep, BlockAttentionStep, RepeatStep,
+                 StreamNormStep, StreamMixStep, StreamGateStep, NgramStep, ConvStep>;
 
 /// Whether T is one of a variant's types.
 template <class T, class V>
