@@ -129,7 +129,11 @@ class Engine:
         self, token_ids: Sequence[int], outputs: Sequence[int], *, chunk: int = 0
     ) -> list[list[float]]:
         """Raw logits of the given rows of a prompt (tests, `reflex check`)."""
-    def warm_up(self) -> None: ...
+    def warm_up(self, interrupt: Callable[[], bool] | None = None) -> None:
+        """One hidden step; interrupt() is asked now and then while it waits for weights: True gives it up."""
+
+def stand_by(*, device: str = "auto", exact: bool = False, isa: str = "", load_mode: str = "") -> None:
+    """Make ready what the engine that is loaded next by these options needs before it sees a file."""
 
 def gguf_info(path: str) -> dict[str, Any]:
     """Metadata, tensor types and whether Reflex will run the file, without loading it. Where runs holds but

@@ -391,9 +391,10 @@ class Engine:
         )
         return Scoring(native, texts)
 
-    def warm_up(self) -> None:
-        """One hidden step, so that the first request is as fast as the second."""
-        self._native.warm_up()
+    def warm_up(self, interrupt: Callable[[], bool] | None = None) -> None:
+        """One hidden step, so that the first request is as fast as the second. interrupt: asked about once a
+        millisecond while the step waits for weights on their way to a GPU; True gives it up."""
+        self._native.warm_up(interrupt)
 
     def _fallback(self) -> FallbackTokenizer | None:
         """The tokenizer of another package, where the core does not know this file's pre-tokenizer. Of a

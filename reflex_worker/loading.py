@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 class Loader:
     """At most one load at a time: `start`, then a byte at `wake_fd`, then `take`."""
 
-    def __init__(self, make_engine: Callable[[str, str | None], Any]) -> None:
+    def __init__(
+        self, make_engine: Callable[[str, str | None], Any], make_ready: Callable[[], None] = lambda: None
+    ) -> None:
+        """make_ready: what can be done before a model is named; whatever it raises make_engine raises too."""
         self._make_engine = make_engine
+        self._make_ready = make_ready
         self._result: object = None
         self._finished = False
         self.wake_fd, self._wake_in = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
@@ -30,14 +34,25 @@ class Loader:
         self.taking_in = False  # what was read from there is on its way to has_work
         self.has_work: Callable[[], bool] = lambda: False
 
-    def start(self, path: str, experts: str | None = None) -> None:
+    def start(self, path: str, experts: str | None = None, *, interruptible: bool = True) -> None:
         """Begin to load, experts as it says or as the worker was told. Returns once the thread is on its way
-        into native code."""
+        into native code. interruptible: the hidden step is given up where a request comes meanwhile, which
+        then begins with the layers that are there."""
         self._finished = False
         on_its_way = _thread.allocate_lock()
         on_its_way.acquire()
-        _thread.start_new_thread(self._run, (path, experts, on_its_way))
+        _thread.start_new_thread(self._run, (path, experts, interruptible, on_its_way))
         on_its_way.acquire()
+
+    def stand_by(self) -> None:
+        """No model is named yet: make ready what the first one will need, in a thread of its own."""
+        _thread.start_new_thread(self._stand_by, ())
+
+    def _stand_by(self) -> None:
+        try:
+            self._make_ready()
+        except Exception:
+            pass  # the load meets it again and tells whoever asked for it
 
     def take(self) -> tuple[bool, Any]:
         """(whether a load has ended since, the engine or the exception it ended with)."""
@@ -60,12 +75,13 @@ class Loader:
         except BlockingIOError:
             pass
 
-    def _run(self, path: str, experts: str | None, on_its_way: Any) -> None:
+    def _run(self, path: str, experts: str | None, interruptible: bool, on_its_way: Any) -> None:
         on_its_way.release()
         try:
             engine = self._make_engine(path, experts)
             if not self._somebody_waits():
-                engine.warm_up()
+                # A line that is answered at once (a ping) waits for nothing: only what is put off counts.
+                engine.warm_up((lambda: self.has_work()) if interruptible else None)
             self._result = engine
         except BaseException as e:  # whatever it is, the worker must hear of it
             self._result = e

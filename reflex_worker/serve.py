@@ -30,7 +30,7 @@ class ServeOptions:
 
     model: a GGUF file, or None to wait for a `load` line. device, threads, ctx, exact, isa, load_mode,
     experts: as of `api.Engine`. mode, busy: of the Unix socket. state_dir: not supported yet.
-    make_engine: how a path and a `load` line's `experts` become an engine (tests).
+    make_engine: how a path and a `load` line's `experts` become an engine (tests: nothing is made ready).
     """
 
     def __init__(
@@ -63,6 +63,14 @@ class ServeOptions:
         self.busy = busy
         self.state_dir = state_dir
         self.make_engine = make_engine or self.open_engine
+        self.make_ready = self.stand_by if make_engine is None else lambda: None
+
+    def stand_by(self) -> None:
+        """What open_engine will need of any file: its imports, and the device."""
+        from . import api, cli_model  # noqa: F401
+        from ._native import stand_by
+
+        stand_by(device=self.device, exact=self.exact, isa=self.isa, load_mode=self.load_mode)
 
     def open_engine(self, path: str, experts: str | None) -> Any:
         """The engine of a file, by these options; experts: what the `load` line says of them."""
@@ -137,10 +145,10 @@ def run_uds(path: str, options: ServeOptions) -> int:
 
 
 def _begin(options: ServeOptions, input_fd: int = -1) -> Loader:
-    loader = Loader(options.make_engine)
+    loader = Loader(options.make_engine, options.make_ready)
     loader.input_fd = input_fd
     if options.model is not None:
-        loader.start(options.model)
+        loader.start(options.model, interruptible=False)
     import_msgspec()
     return loader
 
@@ -207,6 +215,7 @@ def _assemble(
         worker.load_at_start()
     else:
         announce(tag, facts, None)
+        loader.stand_by()
     watch = Watch(loader.wake, before_death)
 
     def on_loaded(engine: Any) -> None:

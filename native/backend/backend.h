@@ -545,6 +545,8 @@ struct LoadStatus {
   bool finished = true;
   double finished_at = 0;      ///< now_ms() of base/clock.h, 0 before
   double first_kernel_at = 0;  ///< when the first kernel was issued, 0 before
+  bool stood_by = false;       ///< its threads were ready before it began (stand_by_cuda)
+  size_t kernels = 0;          ///< that the device has looked up, for this program or before
 };
 
 /// A compiled plan with its weights. Runs one pass at a time.
@@ -576,6 +578,9 @@ class Program {
   virtual LoadStatus load_status() const { return {}; }
   /// Wait until every weight is there; throws what stopped the load.
   virtual void finish_load() {}
+  /// Asked about once a millisecond by run() and finish_load() while they wait for weights: true ends them
+  /// with Error(cancelled); of a pass the state is then fit for truncate(0) only. Empty: never asked.
+  virtual void set_interrupt(std::function<bool()> interrupt) { (void)interrupt; }
 
   /// Bytes of weights resident and of activation memory, for reports.
   virtual size_t weight_bytes() const = 0;
@@ -595,6 +600,9 @@ struct ProgramOptions {
   /// Most bytes of a GPU that experts may take, 0: what is free. What does not fit stays with the host and
   /// is fetched as it is chosen.
   uint64_t expert_bytes = 0;
+  /// The file's pages are in memory, so that threads with nothing else to do may map them ahead.
+  bool in_page_cache = false;
+  int load_threads = 0;  ///< that copy to a GPU, 0: what the mode is best with (benchmarks)
 };
 
 class Backend {
@@ -625,5 +633,10 @@ struct CudaImages {
 };
 CudaImages cuda_images();
 int cuda_device_count();
+/// For a process that waits for a model: makes ready on the device what does not depend on one, so that the
+/// next program compiled with these options finds it. Returns when that is done, or once one is compiled
+/// meanwhile. Takes 32 MiB of the GPU and the kernels' code. Error(cuda) and the like as compile() would
+/// have.
+void stand_by_cuda(int device_index, const ProgramOptions& options);
 
 }  // namespace reflex

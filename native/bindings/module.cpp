@@ -372,7 +372,35 @@ void bind_engine(nb::module_& m) {
            "literal_spans"_a = Spans{}, "add_bos"_a = nb::none(), "score_from"_a = std::vector<int32_t>{},
            "score"_a = "auto", "temperature"_a = 1.0, "timeout_ms"_a = nb::none(), nb::keep_alive<0, 1>())
       .def("logits", &logits_rows, "token_ids"_a, "outputs"_a, nb::kw_only(), "chunk"_a = 0)
-      .def("warm_up", &Engine::warm_up, nb::call_guard<nb::gil_scoped_release>());
+      .def(
+          "warm_up",
+          [](Engine& e, const std::optional<nb::callable>& interrupt) {
+            nb::gil_scoped_release release;
+            if (!interrupt) return e.warm_up();
+            e.warm_up([&] {
+              nb::gil_scoped_acquire acquire;
+              return nb::cast<bool>((*interrupt)());
+            });
+          },
+          "interrupt"_a = nb::none(),
+          "One hidden step. interrupt() is asked now and then while it waits for weights: True gives it up.");
+}
+
+/// What a worker without a model does meanwhile (engine.h).
+void bind_stand_by(nb::module_& m) {
+  m.def(
+      "stand_by",
+      [](std::string device, bool exact, std::string isa, std::string load_mode) {
+        EngineOptions o;
+        o.device = std::move(device);
+        o.exact = exact;
+        o.isa = std::move(isa);
+        o.load_mode = std::move(load_mode);
+        nb::gil_scoped_release release;
+        stand_by(o);
+      },
+      nb::kw_only(), "device"_a = "auto", "exact"_a = false, "isa"_a = "", "load_mode"_a = "",
+      "Make ready what the engine that is loaded next by these options needs before it sees a file.");
 }
 
 nb::dict gguf_info(const nb::str& path) {
@@ -421,6 +449,7 @@ NB_MODULE(_native, m) {
   bind_errors(m);
   bind_requests(m);
   bind_engine(m);
+  bind_stand_by(m);
   m.def("gguf_info", &gguf_info, "path"_a,
         "Metadata, tensor types and whether Reflex will run the file, without loading it.");
   m.def("gguf_array", &gguf_array, "path"_a, "key"_a,

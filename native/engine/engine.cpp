@@ -21,18 +21,24 @@ constexpr int kMaxThreads = 1024;
 // Of a file's probed pages in the page cache: it need not be read ahead.
 constexpr double kWarmShare = 0.9;
 
-std::unique_ptr<Backend> open_device(const EngineOptions& o) {
+/// The GPU that the options mean; nullopt: the CPU.
+std::optional<int> gpu_of(const EngineOptions& o) {
   const std::string& d = o.device;
-  if (d == "cpu") return make_cpu_backend(o.threads, o.isa);
+  if (d == "cpu") return std::nullopt;
   if (d == "auto") {
-    if (cuda_built() && o.isa.empty() && cuda_device_count() > 0) return make_cuda_backend(0);
-    return make_cpu_backend(o.threads, o.isa);
+    if (cuda_built() && o.isa.empty() && cuda_device_count() > 0) return 0;
+    return std::nullopt;
   }
-  if (d == "cuda") return make_cuda_backend(0);
+  if (d == "cuda") return 0;
   if (d.rfind("cuda:", 0) == 0 && d.size() > 5 && d.size() < 12 &&
       std::all_of(d.begin() + 5, d.end(), [](char c) { return c >= '0' && c <= '9'; }))
-    return make_cuda_backend(std::atoi(d.c_str() + 5));
+    return std::atoi(d.c_str() + 5);
   fail(ErrorKind::invalid_input, "device: expected auto, cpu, cuda or cuda:N, found '%s'", d.c_str());
+}
+
+std::unique_ptr<Backend> open_device(const EngineOptions& o) {
+  const std::optional<int> gpu = gpu_of(o);
+  return gpu ? make_cuda_backend(*gpu) : make_cpu_backend(o.threads, o.isa);
 }
 
 // A cap on what experts take of a GPU, in bytes; 0: none.
@@ -57,6 +63,16 @@ void check_vocabulary(const Tokenizer& tokenizer, int32_t n_vocab) {
     fail(ErrorKind::tokenizer,
          "tokenizer.ggml.tokens: expected at most the %d rows of token_embd.weight, found %d tokens", n_vocab,
          tokenizer.size());
+}
+
+void stand_by(const EngineOptions& options) {
+  const std::optional<int> gpu = gpu_of(options);
+  if (!gpu) return;
+  ProgramOptions p;
+  p.exact = options.exact;
+  p.max_rows = options.chunk;
+  p.load_mode = options.load_mode;
+  stand_by_cuda(*gpu, p);
 }
 
 std::unique_ptr<Engine> Engine::load(const EngineOptions& options, const std::function<void()>& poll) {
@@ -117,7 +133,9 @@ void EngineImpl::read_ahead(const Plan& plan) {
     total += w.nbytes;
   }
   ranges.insert(ranges.end(), last.begin(), last.end());
-  if (options_.load_mode == "direct" || gguf::cached_share(ranges) >= kWarmShare) return;
+  if (options_.load_mode == "direct") return;
+  in_page_cache_ = gguf::cached_share(ranges) >= kWarmShare;
+  if (in_page_cache_) return;
   const size_t room = gguf::available_memory();
   if (room != 0 && total > room / 2) {
     if (options_.load_mode.empty()) options_.load_mode = "direct";  // the cache would lose what it had
@@ -139,6 +157,7 @@ void EngineImpl::open_backend(const EngineOptions& options, Plan plan) {
   p.load_mode = options.load_mode;
   p.experts = options.experts;
   p.expert_bytes = expert_bytes();
+  p.in_page_cache = in_page_cache_;
   // Candidates hang off a prompt in up to one chunk of slots beyond what the context holds.
   p.n_ctx = n_ctx_ + options.chunk;
   program_ = backend_->compile(std::move(plan), p);
@@ -282,16 +301,27 @@ std::vector<float> EngineImpl::logits(const std::vector<int32_t>& ids, const std
   return all;
 }
 
-void EngineImpl::warm_up() {
+void EngineImpl::warm_up(const std::function<bool()>& interrupt) {
   const int32_t token[] = {0};
   RowList rows;
   rows.add_chain(token);
   const OutputRow out[] = {{0, {}}};
   session_->begin();
-  session_->run(rows, 1, HeadMode::full, out);
-  program_->argmax(0);
-  session_->truncate(0);
-  program_->finish_load();
+  struct Interruptible {
+    Program& program;
+    ~Interruptible() { program.set_interrupt({}); }
+  } interruptible{*program_};
+  program_->set_interrupt(interrupt);
+  try {
+    session_->run(rows, 1, HeadMode::full, out);
+    program_->argmax(0);
+    session_->truncate(0);
+    program_->finish_load();
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::cancelled) throw;
+    session_->truncate(0);  // whoever waits begins with the first layer, whose weights are there
+    return;
+  }
   find_tokenizer();
 }
 

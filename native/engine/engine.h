@@ -54,6 +54,11 @@ struct BuildFacts {
 };
 BuildFacts build_facts();
 
+/// For a worker that waits for a model: makes ready on the device, and in memory, what no model is needed
+/// for; the engine that is loaded next by these options (model_path does not count) finds it. Does nothing
+/// for a CPU. Throws what Engine::load would say of the device.
+void stand_by(const EngineOptions& options);
+
 /// Bytes of weights on the device, of those on their way.
 struct LoadProgress {
   size_t done = 0, total = 0;
@@ -225,8 +230,9 @@ class Engine {
   /// Raw logits (O, V) of a prompt's rows `outputs`, for tests and `reflex check`.
   virtual std::vector<float> logits(const std::vector<int32_t>& ids, const std::vector<int32_t>& outputs,
                                     int chunk) = 0;
-  /// One hidden step, so that a resident worker's first request is as fast as its second.
-  virtual void warm_up() = 0;
+  /// One hidden step, so that a resident worker's first request is as fast as its second. `interrupt` is
+  /// asked about once a millisecond while it waits for weights: true gives the step up, for somebody waits.
+  virtual void warm_up(const std::function<bool()>& interrupt = {}) = 0;
 };
 
 }  // namespace reflex

@@ -33,7 +33,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Scoring> score(const ScoreRequest& request) override;
   std::vector<float> logits(const std::vector<int32_t>& ids, const std::vector<int32_t>& outputs,
                             int chunk) override;
-  void warm_up() override;
+  void warm_up(const std::function<bool()>& interrupt) override;
 
   Session& session() { return *session_; }
   int32_t n_vocab() const { return config_.n_vocab; }
@@ -61,6 +61,7 @@ class EngineImpl final : public Engine {
   Config config_;
   int32_t n_ctx_ = 0;
   bool recurrent_ = false;
+  bool in_page_cache_ = false;  // the weights that a GPU needs, as far as was asked
   std::unique_ptr<gguf::Prefetch> prefetch_;  // of a file that is not in the page cache
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Program> program_;

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 BOS, EOS, N_VOCAB = 256, 257, 258
@@ -166,7 +166,8 @@ class FakeScoring(FakeTask):
 
 
 class FakeEngine:
-    """options: load_ms, gate (a file that loading waits for), load_error (a kind), n_ctx, chunk."""
+    """options: load_ms, gate (a file that loading waits for), load_error (a kind), n_ctx, chunk, hidden_step
+    (a file that is made when it begins; it then lasts until it is interrupted)."""
 
     def __init__(self, path: str, options: dict[str, Any]) -> None:
         time.sleep(options.get("load_ms", 0) / 1000)
@@ -181,6 +182,7 @@ class FakeEngine:
         self.special_tokens = {"bos": BOS, "eos": EOS, "add_bos": False, "end_ids": [EOS]}
         self.control_tokens = [{"id": EOS, "text": "<end>", "user_defined": False}]
         self._path = path
+        self._hidden_step = options.get("hidden_step")
         self._modules_at_load = options.get("modules_at_load", [])
 
     @property
@@ -196,7 +198,12 @@ class FakeEngine:
             "modules_at_load": self._modules_at_load,
         }
 
-    def warm_up(self) -> None:
+    def warm_up(self, interrupt: Callable[[], bool] | None = None) -> None:
+        if self._hidden_step and interrupt:
+            open(self._hidden_step, "wb").close()
+            while not interrupt():
+                time.sleep(0.001)
+            return
         self.warmed_up = True
 
     def tokenize(

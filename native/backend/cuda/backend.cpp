@@ -5,6 +5,7 @@
 
 #include "backend/cuda/images.h"
 #include "backend/cuda/program.h"
+#include "backend/cuda/standby.h"
 
 namespace reflex {
 
@@ -60,6 +61,7 @@ class CudaBackend final : public Backend {
  private:
   std::shared_ptr<Device> device() const {
     std::lock_guard lock(mutex_);
+    if (!device_) device_ = Standby::of_process().take(boot_);
     if (!device_) device_ = std::make_shared<Device>(boot_);
     device_->enter();
     return device_;
@@ -82,6 +84,10 @@ int cuda_device_count() {
   reflex_boot* boot = boot_current();
   if (!boot) boot = boot_start({});
   return boot->wait(boot, REFLEX_BOOT_INIT) ? boot->n_devices : 0;
+}
+
+void stand_by_cuda(int device_index, const ProgramOptions& options) {
+  cuda::Standby::of_process().prepare(cuda::boot_for(device_index), options);
 }
 
 std::unique_ptr<Backend> make_cuda_backend(int device_index) {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/cuda/images.h"
+#include "backend/cuda/upload_crew.h"
 
 namespace reflex::cuda {
 
@@ -14,6 +15,7 @@ constexpr double kMiB = 1048576.0;
 // Without asking, a block has 48 KiB.
 constexpr uint32_t kDefaultShared = 48u << 10;
 constexpr size_t kPinnedUnit = 4096;
+constexpr size_t kPinnedPart = 256;  // of the memory that a device keeps for small buffers
 
 Driver open_driver(reflex_boot* boot) {
   if (!boot->wait(boot, REFLEX_BOOT_CONTEXT)) fail(ErrorKind::cuda, "%s", boot->error_message);
@@ -36,6 +38,8 @@ Device::Device(reflex_boot* boot)
 
 // The primary context belongs to boot and outlives us.
 Device::~Device() {
+  crew_.reset();
+  pinned_.reset();
   cu.cuCtxSetCurrent(context_);
   for (CUmodule m : modules_)
     if (m) cu.cuModuleUnload(m);
@@ -92,6 +96,44 @@ CUfunction Device::kernel(const char* image, const std::string& name) {
   return f;
 }
 
+void Device::keep(std::unique_ptr<UploadCrew> crew) {
+  std::lock_guard lock(mutex_);
+  crew_ = std::move(crew);
+}
+
+std::unique_ptr<UploadCrew> Device::take_crew(int n_threads) {
+  std::unique_ptr<UploadCrew> crew;
+  {
+    std::lock_guard lock(mutex_);
+    crew = std::move(crew_);
+  }
+  if (crew && crew->size() != n_threads) crew.reset();
+  return crew;
+}
+
+void Device::keep_pinned(size_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    if (pinned_) return;
+  }
+  auto memory = std::make_unique<PinnedBuffer>(*this, bytes, "pinned memory");
+  std::lock_guard lock(mutex_);
+  if (!pinned_) pinned_ = std::move(memory);
+}
+
+void* Device::take_pinned(size_t bytes) {
+  std::lock_guard lock(mutex_);
+  bytes = (bytes + kPinnedPart - 1) / kPinnedPart * kPinnedPart;
+  if (!pinned_ || pinned_->bytes() - pinned_used_ < bytes) return nullptr;
+  pinned_used_ += bytes;
+  return pinned_->at(pinned_used_ - bytes);
+}
+
+size_t Device::kernels_loaded() {
+  std::lock_guard lock(mutex_);
+  return kernels_.size();
+}
+
 void Device::launch_raw(CUfunction f, Grid grid, uint32_t threads, uint32_t shared, const Launch& how,
                         void** args) {
   CUlaunchConfig config{};
@@ -133,6 +175,12 @@ DeviceBuffer::DeviceBuffer(Device& device, size_t bytes, const char* what, bool 
   cu.raise(z, what);
 }
 
+DeviceBuffer DeviceBuffer::zeros(Device& device, size_t bytes, const char* what, CUstream stream) {
+  DeviceBuffer b(device, bytes, what);
+  if (bytes) device.cu.check(device.cu.cuMemsetD8Async(b.address_, 0, bytes, stream), what);
+  return b;
+}
+
 DeviceBuffer::~DeviceBuffer() {
   if (!address_) return;
   device_->enter_quietly();
@@ -141,6 +189,11 @@ DeviceBuffer::~DeviceBuffer() {
 
 // Anonymous memory, touched by the kernel at once, then registered: cheaper than cuMemHostAlloc.
 PinnedBuffer::PinnedBuffer(Device& device, size_t bytes, const char* what) {
+  if ((data_ = device.take_pinned(bytes))) {
+    device_ = &device;
+    bytes_ = bytes;
+    return;
+  }
   bytes = (bytes + kPinnedUnit - 1) / kPinnedUnit * kPinnedUnit;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (p == MAP_FAILED)
@@ -155,10 +208,11 @@ PinnedBuffer::PinnedBuffer(Device& device, size_t bytes, const char* what) {
   device_ = &device;
   data_ = p;
   bytes_ = bytes;
+  registered_ = true;
 }
 
 PinnedBuffer::~PinnedBuffer() {
-  if (!data_) return;
+  if (!registered_) return;
   device_->enter_quietly();
   device_->cu.cuMemHostUnregister(data_);
   munmap(data_, bytes_);

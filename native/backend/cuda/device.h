@@ -12,6 +12,9 @@
 
 namespace reflex::cuda {
 
+class UploadCrew;
+class PinnedBuffer;
+
 struct Grid {
   uint32_t x = 1, y = 1, z = 1;
 };
@@ -44,6 +47,16 @@ class Device {
   /// The kernel `name` of the image (.cu file) `image`, loaded when first asked for.
   CUfunction kernel(const char* image, const std::string& name);
 
+  // What a worker without a model gets ready for the one that will come (standby.cpp).
+  void keep(std::unique_ptr<UploadCrew> crew);
+  /// A crew that was kept; null where there is none of so many threads (one of another size is let go).
+  std::unique_ptr<UploadCrew> take_crew(int n_threads);
+  /// Pinned memory for small buffers, so that none has to be registered while weights come.
+  void keep_pinned(size_t bytes);
+  /// Some of it, for good; null where none or not as much is left.
+  void* take_pinned(size_t bytes);
+  size_t kernels_loaded();
+
   struct Launch {
     CUstream stream = nullptr;
     bool overlap = false;  ///< may start before the kernel before it has ended
@@ -68,9 +81,12 @@ class Device {
   size_t total_memory_ = 0;
   uint32_t max_shared_ = 0;
   bool read_only_register_ = false;
-  std::mutex mutex_;  // modules_ and kernels_
+  std::mutex mutex_;  // of all below
   std::vector<CUmodule> modules_;
   std::unordered_map<std::string, CUfunction> kernels_;
+  std::unique_ptr<UploadCrew> crew_;
+  std::unique_ptr<PinnedBuffer> pinned_;
+  size_t pinned_used_ = 0;
 };
 
 /// Device memory, freed with its owner.
@@ -79,6 +95,8 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   /// `what` names the use where there is no room: Error(out_of_memory) with need and have.
   DeviceBuffer(Device& device, size_t bytes, const char* what, bool zeroed = false);
+  /// Zeros, for work on `stream` after this and for no other; waits for nothing.
+  static DeviceBuffer zeros(Device& device, size_t bytes, const char* what, CUstream stream);
   DeviceBuffer(DeviceBuffer&& o) noexcept { swap(o); }
   DeviceBuffer& operator=(DeviceBuffer&& o) noexcept {
     swap(o);
@@ -119,6 +137,7 @@ class PinnedBuffer {
     std::swap(device_, o.device_);
     std::swap(data_, o.data_);
     std::swap(bytes_, o.bytes_);
+    std::swap(registered_, o.registered_);
   }
   size_t bytes() const { return bytes_; }
   /// Unified addressing: the same pointer on both sides.
@@ -131,6 +150,7 @@ class PinnedBuffer {
   Device* device_ = nullptr;
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  bool registered_ = false;  // by us: else it is the device's
 };
 
 }  // namespace reflex::cuda

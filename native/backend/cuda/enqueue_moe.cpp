@@ -100,7 +100,7 @@ void CudaProgram::allocate_mixtures() {
   if (!experts) return;
   Mixtures& m = mixtures_;
   const auto device = [&](DeviceBuffer& b, size_t bytes) {
-    b = DeviceBuffer(*device_, bytes, "a mixture's rows", true);
+    b = DeviceBuffer::zeros(*device_, bytes, "a mixture's rows", stream_);
     scratch_bytes_ += b.bytes();
   };
   device(m.ids, pairs * sizeof(int32_t));

@@ -74,15 +74,16 @@ Launcher::Launcher(Device& device, CUstream stream, bool exact, int32_t max_rows
     untiled |= w.ne[1] > 1 && !(tile_geometry(w.type) && w.n_in() % 32 == 0);
   const auto rows = static_cast<size_t>(padded_rows(max_rows));
   if (!exact)  // zeroed: rows beyond a pass's last are computed with, though never read back
-    fragments_ =
-        DeviceBuffer(device, rows * static_cast<size_t>(units(widest)) * kUnit * 2, "activations", true);
+    fragments_ = DeviceBuffer::zeros(device, rows * static_cast<size_t>(units(widest)) * kUnit * 2,
+                                     "activations", stream);
   if (exact || untiled)
     normed_ = DeviceBuffer(device, rows * static_cast<size_t>(widest) * sizeof(float), "activations");
   if (!exact) {
     // The largest block's sums: 8 mtiles of 16 rows by 8 warps of 4 tiles of 8.
     workspace_ = DeviceBuffer(device, size_t{kWorkspaceBlocks} * 8 * 4 * 4 * kMatmulThreads * sizeof(float),
                               "split products");
-    matmul_tickets_ = DeviceBuffer(device, kWorkspaceBlocks * sizeof(uint32_t), "split products", true);
+    matmul_tickets_ =
+        DeviceBuffer::zeros(device, kWorkspaceBlocks * sizeof(uint32_t), "split products", stream);
   }
   if (!exact && untiled) f16_tiles_ = DeviceBuffer(device, kF16Scratch, "decoded weights");
 }

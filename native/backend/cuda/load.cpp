@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "backend/cuda/params.h"
@@ -18,12 +19,17 @@ namespace reflex::cuda {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kPiece = size_t{16} << 20;  // of a mapping, pinned at once
-constexpr int kSlots = 2;                    // per thread: one filling while the other is copied
-constexpr int kRingThreads = 8, kDirectThreads = 16, kMapThreads = 2;
+constexpr size_t kPiece = size_t{16} << 20;      // of a mapping, pinned at once
+constexpr size_t kMapPiece = size_t{256} << 10;  // mapped at once ahead of the copies
+constexpr int kRingThreads = 8, kDirectThreads = 16, kMapThreads = 2, kMostThreads = 32;
+// Cores for the pass, the tokenizer, the interpreter and the rest of the machine.
+constexpr int kOtherThreads = 4, kMostHelpers = 4;
+// How often whoever waits for weights asks whether he still should.
+constexpr std::chrono::milliseconds kInterruptEvery{1};
 // Below this many cores, pinning the mapping beats copying it (measured: docs/performance.md).
 constexpr int kRingMinCores = 6;
 constexpr int kRepackThreads = 256;
+constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, which older headers lack
 
 int usable_cores() {
   cpu_set_t set;
@@ -31,56 +37,78 @@ int usable_cores() {
   return std::max(1, CPU_COUNT(&set));
 }
 
-/// The boot's ring serves one load at a time.
-std::atomic<bool> boot_ring_taken{false};
-
 uintptr_t page_floor(const void* p) { return reinterpret_cast<uintptr_t>(p) & ~(kPage - 1); }
 
 }  // namespace
 
 struct Loader::Worker {
-  int index = 0;
-  std::thread thread;
-  CUstream stream = nullptr;
-  char* slots = nullptr;        // (kSlots, slot_bytes) of the ring
-  CUdeviceptr staging = 0;      // the same on the card
-  CUevent copied[kSlots] = {};  // a slot's bytes have left it
-  CUevent latest = nullptr;     // after the last on-demand chunk so far
-  bool used[kSlots] = {};
+  UploadSeat* seat = nullptr;
+  CUevent latest = nullptr;  // after the last on-demand chunk so far
+  bool used[kUploadSlots] = {};
   int next_slot = 0;
   std::map<int, int> direct_fds;  // "direct": the file opened past the page cache, -1 where it cannot be
 };
 
-Loader::Loader(Device& device, LoadList list, const std::string& mode)
+LoadThreads load_threads(const Device& device, const LoadOptions& options, bool from_file) {
+  const int cores = usable_cores();
+  LoadThreads t;
+  const std::string& mode = options.mode;
+  if (mode == "ring")
+    t.mode = LoadMode::ring;
+  else if (mode == "map")
+    t.mode = LoadMode::map;
+  else if (mode == "direct")
+    t.mode = LoadMode::direct;
+  else if (mode == "read")
+    t.mode = LoadMode::read;
+  else if (!mode.empty() && mode != "auto")
+    fail(ErrorKind::invalid_input, "load mode: expected auto, ring, map or direct, found '%s'", mode.c_str());
+  else
+    t.mode = from_file && cores < kRingMinCores ? LoadMode::map : LoadMode::ring;
+  if (t.mode == LoadMode::map && (!from_file || !device.can_register_read_only())) t.mode = LoadMode::ring;
+  // Reads wait, so they may outnumber the cores; copies may not.
+  t.copying = t.mode == LoadMode::direct
+                  ? kDirectThreads
+                  : std::min(cores, t.mode == LoadMode::map ? kMapThreads : kRingThreads);
+  if (options.threads > 0) t.copying = std::min(options.threads, kMostThreads);
+  t.helping = std::clamp(cores - t.copying - kOtherThreads, 0, kMostHelpers);
+  return t;
+}
+
+Loader::Loader(Device& device, LoadList list, const LoadOptions& options)
     : device_(device), list_(std::move(list)) {
-  reflex_boot* boot = device.boot();
-  if (!boot->wait(boot, REFLEX_BOOT_RING)) fail(ErrorKind::cuda, "%s", boot->error_message);
-  choose_mode(mode);
-  slot_bytes_ = boot->ring_bytes / static_cast<size_t>(n_threads_ * kSlots) & ~(kPage - 1);
+  const bool from_file =
+      std::any_of(list_.items.begin(), list_.items.end(), [](const LoadItem& i) { return i.fd >= 0; });
+  const LoadThreads threads = load_threads(device, options, from_file);
+  mode_ = threads.mode;
+  n_threads_ = threads.copying;
+  if (mode_ == LoadMode::map) find_mappings();
+  crew_ = device.take_crew(n_threads_);
+  if (!crew_) crew_ = std::make_unique<UploadCrew>(device, n_threads_, 0);
+  slot_bytes_ = crew_->slot_bytes();
   groups_.resize(static_cast<size_t>(list_.n_groups));
   for (int g = 0; g < list_.on_demand_group; ++g)
     groups_[static_cast<size_t>(g)].last.assign(static_cast<size_t>(n_threads_), nullptr);
   on_demand_.resize(static_cast<size_t>(list_.n_groups - list_.on_demand_group));
   cut_chunks();
-  const size_t per_thread = slot_bytes_ * kSlots;
-  staging_ =
-      DeviceBuffer(device, per_thread * static_cast<size_t>(n_threads_), "the upload's staging memory");
   repack_ = device.kernel("repack", "repack");
-  auto* ring = static_cast<char*>(boot->ring);
-  has_boot_ring_ = !boot_ring_taken.exchange(true);
-  if (!has_boot_ring_) {
-    own_ring_ = PinnedBuffer(device, boot->ring_bytes, "the upload's ring");
-    ring = own_ring_.at<char>();
-  }
   for (int t = 0; t < n_threads_; ++t) {
     auto& w = *workers_.emplace_back(std::make_unique<Worker>());
-    w.index = t;
-    w.slots = ring + per_thread * static_cast<size_t>(t);
-    w.staging = staging_.address() + per_thread * static_cast<size_t>(t);
     if (!on_demand_.empty())
       device.cu.check(device.cu.cuEventCreate(&w.latest, CU_EVENT_DISABLE_TIMING), "an upload event");
   }
-  for (auto& w : workers_) w->thread = std::thread([this, t = w->index] { work(t); });
+  const bool helped = options.in_page_cache && mode_ == LoadMode::ring && crew_->helpers() > 0;
+  try {
+    crew_->begin([this](UploadSeat& seat) { work(seat); },
+                 helped ? [this] { map_ahead(); } : std::function<void()>());
+  } catch (...) {  // a thread cannot be had: those that can are told to return
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    work_.notify_all();
+    throw;
+  }
 }
 
 Loader::~Loader() {
@@ -90,15 +118,11 @@ Loader::~Loader() {
   }
   work_.notify_all();
   changed_.notify_all();
-  for (auto& w : workers_)
-    if (w->thread.joinable()) w->thread.join();
+  const bool usable = crew_->end();
   device_.enter_quietly();
   const Driver& cu = device_.cu;
   for (auto& w : workers_) {
-    for (CUevent e : w->copied)
-      if (e) cu.cuEventDestroy(e);
     if (w->latest) cu.cuEventDestroy(w->latest);
-    if (w->stream) cu.cuStreamDestroy(w->stream);
     for (auto [fd, direct] : w->direct_fds)
       if (direct >= 0) close(direct);
   }
@@ -106,29 +130,11 @@ Loader::~Loader() {
     for (CUevent e : g.last)
       if (e) cu.cuEventDestroy(e);
   for (auto [at, bytes] : pinned_) cu.cuMemHostUnregister(reinterpret_cast<void*>(at));
-  if (has_boot_ring_) boot_ring_taken = false;
+  if (usable && crew_->stood_by()) device_.keep(std::move(crew_));  // the load has failed: another may come
 }
 
-void Loader::choose_mode(const std::string& mode) {
-  const int cores = usable_cores();
-  const bool from_file =
-      std::any_of(list_.items.begin(), list_.items.end(), [](const LoadItem& i) { return i.fd >= 0; });
-  if (mode == "ring")
-    mode_ = LoadMode::ring;
-  else if (mode == "map")
-    mode_ = LoadMode::map;
-  else if (mode == "direct")
-    mode_ = LoadMode::direct;
-  else if (!mode.empty() && mode != "auto")
-    fail(ErrorKind::invalid_input, "load mode: expected auto, ring, map or direct, found '%s'", mode.c_str());
-  else
-    mode_ = from_file && cores < kRingMinCores ? LoadMode::map : LoadMode::ring;
-  if (mode_ == LoadMode::map && (!from_file || !device_.can_register_read_only())) mode_ = LoadMode::ring;
-  // Reads wait, so they may outnumber the cores; copies may not.
-  n_threads_ = mode_ == LoadMode::direct
-                   ? kDirectThreads
-                   : std::min(cores, mode_ == LoadMode::map ? kMapThreads : kRingThreads);
-  if (mode_ != LoadMode::map) return;
+/// "map": the pages of each file that are pinned, piece by piece.
+void Loader::find_mappings() {
   for (const LoadItem& i : list_.items) {
     if (i.fd < 0) continue;
     const uintptr_t begin = page_floor(i.data);
@@ -155,6 +161,9 @@ void Loader::cut_chunks() {
       fail(ErrorKind::unsupported, "tensor '%s': 8 rows of %zu bytes do not fit the upload's slots of %zu",
            item.name, stride, room);
     const size_t n = item.tiled ? static_cast<size_t>(item.n_out) : item.bytes;
+    // Pieces of one size: a full one and a sliver would cost as many calls and fill the threads unevenly.
+    const size_t unit = item.tiled ? kTileRows : kPage, pieces = (n + rows - 1) / rows;
+    rows = std::min(rows, ((n + pieces - 1) / std::max<size_t>(1, pieces) + unit - 1) / unit * unit);
     const int first_chunk = static_cast<int>(chunks_.size());
     for (size_t r = 0; r < n; r += rows) {
       const size_t take = std::min(rows, n - r);
@@ -174,8 +183,9 @@ void Loader::cut_chunks() {
   }
 }
 
-void Loader::work(int t) noexcept {
-  Worker& w = *workers_[static_cast<size_t>(t)];
+void Loader::work(UploadSeat& seat) noexcept {
+  Worker& w = *workers_[static_cast<size_t>(seat.index)];
+  w.seat = &seat;
   try {
     run_worker(w);
   } catch (...) {
@@ -186,10 +196,8 @@ void Loader::work(int t) noexcept {
 }
 
 void Loader::run_worker(Worker& w) {
-  const Driver& cu = device_.cu;
   device_.enter();
-  cu.check(cu.cuStreamCreate(&w.stream, CU_STREAM_NON_BLOCKING), "an upload stream");
-  for (CUevent& e : w.copied) cu.check(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), "an upload event");
+  w.seat->open(device_);
   int i = 0;
   while (next_chunk(w, &i)) {
     const Chunk& c = chunks_[static_cast<size_t>(i)];
@@ -205,7 +213,7 @@ bool Loader::next_chunk(Worker& w, int* chunk) {
     if (stop_ || error_) return false;
     if (take_locked(chunk)) return true;
     lock.unlock();
-    device_.cu.check(device_.cu.cuStreamSynchronize(w.stream), "loading the weights");
+    device_.cu.check(device_.cu.cuStreamSynchronize(w.seat->stream), "loading the weights");
     lock.lock();
     if (stop_ || error_) return false;
     if (has_work_locked()) continue;
@@ -218,6 +226,33 @@ bool Loader::next_chunk(Worker& w, int* chunk) {
     work_.wait(lock, [&] { return stop_ || error_ || has_work_locked(); });
     --idle_;
   }
+}
+
+/// A helper's work: the pages of what the others copy next are put into the mapping's page table. Half of the
+/// time of copying a fresh mapping goes into that (docs/performance.md).
+void Loader::map_ahead() noexcept {
+  size_t i = 0;
+  while (next_to_map(&i)) {
+    const Chunk& c = chunks_[i];
+    const LoadItem& item = list_.items[static_cast<size_t>(c.item)];
+    if (item.fd < 0) continue;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(item.data) + c.offset + c.bytes;
+    for (uintptr_t at = page_floor(static_cast<const char*>(item.data) + c.offset); at < end; at += kMapPiece)
+      if (madvise(reinterpret_cast<void*>(at), std::min<size_t>(kMapPiece, end - at), kPopulateRead) != 0)
+        return;  // a kernel before 5.14; or the file has shrunk, which the copy will find
+  }
+}
+
+/// The next chunk that no thread has begun; waits for the deferred ones to be wanted.
+bool Loader::next_to_map(size_t* chunk) {
+  std::unique_lock lock(mutex_);
+  const auto end = [&] { return wanted_ ? first_on_demand_chunk_ : first_deferred_chunk_; };
+  const auto ahead = [&] { return std::max(mapped_ahead_, next_ + static_cast<size_t>(n_threads_)); };
+  work_.wait(lock, [&] { return stop_ || error_ || wanted_ || ahead() < end(); });
+  if (stop_ || error_ || ahead() >= end()) return false;
+  *chunk = ahead();
+  mapped_ahead_ = *chunk + 1;
+  return true;
 }
 
 /// What a step waits for, then what comes before it in the file's order, then what nobody asked for.
@@ -268,7 +303,7 @@ bool Loader::all_here_locked() {
 
 void Loader::upload(Worker& w, const Chunk& c) {
   const LoadItem& item = list_.items[static_cast<size_t>(c.item)];
-  const CUdeviceptr staging = w.staging + static_cast<size_t>(w.next_slot) * slot_bytes_;
+  const CUdeviceptr staging = w.seat->staging + static_cast<size_t>(w.next_slot) * slot_bytes_;
   const CUdeviceptr to = item.tiled ? staging : item.dest + c.offset;
   // Experts lie scattered: pinning pieces around them would cost more than copying them.
   if (mode_ == LoadMode::map && item.fd >= 0 && !on_demand(item.group))
@@ -276,29 +311,30 @@ void Loader::upload(Worker& w, const Chunk& c) {
   else
     copy_through_slot(w, c, to);
   if (item.tiled) repack(w, item, c, staging);
-  w.next_slot = (w.next_slot + 1) % kSlots;
+  w.next_slot = (w.next_slot + 1) % kUploadSlots;
 }
 
 void Loader::copy_through_slot(Worker& w, const Chunk& c, CUdeviceptr to) {
   const Driver& cu = device_.cu;
   const int k = w.next_slot;
-  if (w.used[k]) cu.check(cu.cuEventSynchronize(w.copied[k]), "loading the weights");
+  if (w.used[k]) cu.check(cu.cuEventSynchronize(w.seat->copied[k]), "loading the weights");
   const LoadItem& item = list_.items[static_cast<size_t>(c.item)];
-  const char* from = fill_slot(w, item, c, w.slots + static_cast<size_t>(k) * slot_bytes_);
-  cu.check(cu.cuMemcpyHtoDAsync(to, from, c.bytes, w.stream), "loading the weights");
-  cu.check(cu.cuEventRecord(w.copied[k], w.stream), "loading the weights");
+  const char* from = fill_slot(w, item, c, w.seat->slots + static_cast<size_t>(k) * slot_bytes_);
+  cu.check(cu.cuMemcpyHtoDAsync(to, from, c.bytes, w.seat->stream), "loading the weights");
+  cu.check(cu.cuEventRecord(w.seat->copied[k], w.seat->stream), "loading the weights");
   w.used[k] = true;
 }
 
 /// The chunk's bytes, somewhere in the slot.
 const char* Loader::fill_slot(Worker& w, const LoadItem& item, const Chunk& c, char* slot) {
   const char* from = static_cast<const char*>(item.data) + c.offset;
-  if (mode_ != LoadMode::direct || item.fd < 0) {
+  if (item.make) (*item.make)();
+  if (item.fd < 0 || (mode_ != LoadMode::direct && mode_ != LoadMode::read)) {
     std::memcpy(slot, from, c.bytes);
     return slot;
   }
   auto [it, fresh] = w.direct_fds.try_emplace(item.fd, -1);
-  if (fresh) {
+  if (fresh && mode_ == LoadMode::direct) {
     const std::string path = "/proc/self/fd/" + std::to_string(item.fd);
     it->second = open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
   }
@@ -344,7 +380,8 @@ void Loader::copy_from_mapping(Worker& w, const Chunk& c, CUdeviceptr to) {
       }
     }
     const size_t n = std::min(end, piece_end) - at;
-    cu.check(cu.cuMemcpyHtoDAsync(to, reinterpret_cast<const void*>(at), n, w.stream), "loading the weights");
+    cu.check(cu.cuMemcpyHtoDAsync(to, reinterpret_cast<const void*>(at), n, w.seat->stream),
+             "loading the weights");
     at += n;
     to += n;
   }
@@ -364,7 +401,8 @@ void Loader::repack(Worker& w, const LoadItem& item, const Chunk& c, CUdeviceptr
   p.block_bytes = static_cast<int32_t>(info.block_bytes);
   p.block_values = static_cast<int32_t>(info.block_values);
   p.n_tiles = static_cast<int32_t>((c.n_rows + kTileRows - 1) / kTileRows);
-  device_.launch(repack_, {static_cast<uint32_t>(p.n_tiles), 1}, kRepackThreads, 0, {w.stream, false}, p);
+  device_.launch(repack_, {static_cast<uint32_t>(p.n_tiles), 1}, kRepackThreads, 0, {w.seat->stream, false},
+                 p);
 }
 
 void Loader::publish(Worker& w, const Chunk& c) {
@@ -372,11 +410,11 @@ void Loader::publish(Worker& w, const Chunk& c) {
   const int group = list_.items[static_cast<size_t>(c.item)].group;
   Group& g = groups_[static_cast<size_t>(group)];
   if (on_demand(group)) {
-    cu.check(cu.cuEventRecord(w.latest, w.stream), "loading the weights");
+    cu.check(cu.cuEventRecord(w.latest, w.seat->stream), "loading the weights");
   } else {
-    CUevent& event = g.last[static_cast<size_t>(w.index)];  // this thread's own
-    if (!event) cu.check(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "an upload event");
-    cu.check(cu.cuEventRecord(event, w.stream), "loading the weights");
+    CUevent& event = g.last[static_cast<size_t>(w.seat->index)];  // this thread's own
+    if (!event) event = w.seat->take_event(device_);
+    cu.check(cu.cuEventRecord(event, w.seat->stream), "loading the weights");
   }
   if (!on_demand(group) || list_.rest_behind) done_bytes_ += c.bytes;
   bool last;
@@ -391,13 +429,25 @@ void Loader::rethrow_locked() {
   if (error_) std::rethrow_exception(error_);
 }
 
+/// Until `ready`, unless somebody interrupts.
+template <class Ready>
+void Loader::wait_locked(std::unique_lock<std::mutex>& lock, Ready ready) {
+  while (interrupt_ && !ready()) {
+    lock.unlock();
+    if (interrupt_()) fail(ErrorKind::cancelled, "whoever waited for weights was to wait no more");
+    lock.lock();
+    changed_.wait_for(lock, kInterruptEvery, ready);
+  }
+  changed_.wait(lock, ready);
+}
+
 void Loader::require(int group, CUstream stream) {
   if (complete()) return;
   Group& g = groups_[static_cast<size_t>(group)];
   {
     std::unique_lock lock(mutex_);
     if (g.waited) return;
-    changed_.wait(lock, [&] { return error_ || g.remaining == 0; });
+    wait_locked(lock, [&] { return error_ || g.remaining == 0; });
     rethrow_locked();
     g.waited = true;
   }
@@ -470,7 +520,7 @@ void Loader::stream_rest() {
 void Loader::finish() {
   stream_rest();
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return error_ || (idle_ == n_threads_ && !has_work_locked()); });
+  wait_locked(lock, [&] { return error_ || (idle_ == n_threads_ && !has_work_locked()); });
   rethrow_locked();
 }
 
@@ -481,6 +531,7 @@ LoadStatus Loader::status() {
   s.total = total_bytes_ - (wanted_ ? 0 : deferred_bytes_) - (list_.rest_behind ? 0 : on_demand_bytes_);
   s.finished = idle_ == n_threads_ && !has_work_locked() && (!list_.rest_behind || rest_);
   s.finished_at = s.finished ? finished_at_ : 0;
+  s.stood_by = crew_->stood_by();
   return s;
 }
 

@@ -1,8 +1,8 @@
-// Moves weights from the file to the card while the first pass already runs. Owns: the threads that
-// fill the pinned ring, the choice of how to read, the repack, and readiness: weights come in
-// groups, in the order they are computed with, and a step waits for its own group only. On-demand groups
-// (experts) come when they are asked for, ahead of all else, and where so wanted the rest behind.
-// Refuses: deciding what is needed and where it lies (residence.h).
+// Moves weights from the file to the card while the first pass already runs. Owns: the choice of how to
+// read, what its threads (upload_crew.h) do, the repack, and readiness: weights come in groups, in the order
+// they are computed with, and a step waits for its own group only. On-demand groups (experts) come when they
+// are asked for, ahead of all else, and where so wanted the rest behind. Refuses: deciding what is needed and
+// where it lies (residence.h).
 #pragma once
 #include <array>
 #include <atomic>
@@ -12,10 +12,10 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <thread>
 
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/upload_crew.h"
 
 namespace reflex::cuda {
 
@@ -36,9 +36,25 @@ struct LoadItem {
   int64_t n_in = 0, n_out = 0;
   int32_t n_cells = 0;
   uint32_t tile_bytes = 0;
+  /// Writes `data` (memory of ours), by the thread that copies it; null: it is there.
+  const std::function<void()>* make = nullptr;
 };
 
-enum class LoadMode { ring, map, direct };
+enum class LoadMode { ring, map, direct, read };
+
+/// How a load is to be done.
+struct LoadOptions {
+  std::string mode;            ///< "" chooses; Error(invalid_input) where it names none
+  int threads = 0;             ///< 0: as many as the mode is best with
+  bool in_page_cache = false;  ///< the file is: its pages may be mapped ahead of the copies
+};
+
+/// The threads that a load takes, and those that may help it: `from_file` where anything is read from one.
+struct LoadThreads {
+  LoadMode mode = LoadMode::ring;
+  int copying = 1, helping = 0;
+};
+LoadThreads load_threads(const Device& device, const LoadOptions& options, bool from_file);
 
 /// What a load is made of: items in the order of their groups, which come in three runs.
 struct LoadList {
@@ -51,10 +67,13 @@ struct LoadList {
 
 class Loader {
  public:
-  /// Starts at once. `mode`: "" chooses. Error(invalid_input) where it names none.
-  Loader(Device& device, LoadList list, const std::string& mode);
+  /// Starts at once, with a crew that the device kept or one of its own.
+  Loader(Device& device, LoadList list, const LoadOptions& options);
   ~Loader();
 
+  /// Asked now and then by require() and finish() while they wait: true ends them with Error(cancelled).
+  /// Empty: never.
+  void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
   /// Work put on `stream` after this sees the group. Blocks until its copies are issued; throws
   /// what stopped the load.
   void require(int group, CUstream stream);
@@ -92,10 +111,12 @@ class Loader {
   };
   struct Worker;
 
-  void choose_mode(const std::string& mode);
+  void find_mappings();
   void cut_chunks();
-  void work(int t) noexcept;
+  void work(UploadSeat& seat) noexcept;
   void run_worker(Worker& w);
+  void map_ahead() noexcept;
+  bool next_to_map(size_t* chunk);
   bool next_chunk(Worker& w, int* chunk);
   bool take_locked(int* chunk);
   bool has_work_locked();
@@ -111,6 +132,8 @@ class Loader {
   void register_piece(uintptr_t piece);
   void publish(Worker& w, const Chunk& c);
   void rethrow_locked();
+  template <class Ready>
+  void wait_locked(std::unique_lock<std::mutex>& lock, Ready ready);
 
   Device& device_;
   LoadList list_;
@@ -119,11 +142,9 @@ class Loader {
   size_t slot_bytes_ = 0;
   std::vector<Chunk> chunks_;
   size_t first_deferred_chunk_ = 0, first_on_demand_chunk_ = 0;
-  bool has_boot_ring_ = false;
-  PinnedBuffer own_ring_;  // where another load has the boot's
-  DeviceBuffer staging_;   // (threads, 2, slot)
   CUfunction repack_ = nullptr;
   std::vector<std::unique_ptr<Worker>> workers_;
+  std::function<bool()> interrupt_;
 
   std::atomic<size_t> done_bytes_{0};
   size_t total_bytes_ = 0, deferred_bytes_ = 0, on_demand_bytes_ = 0;
@@ -133,6 +154,7 @@ class Loader {
   std::vector<Group> groups_;
   std::vector<OnDemand> on_demand_;
   size_t next_ = 0, next_rest_ = 0;  // chunk; on-demand group
+  size_t mapped_ahead_ = 0;          // chunks before this are mapped, or are being
   std::deque<int> urgent_, behind_;  // chunks of on-demand groups
   std::exception_ptr error_;
   bool stop_ = false, wanted_ = false, rest_ = false;
@@ -143,6 +165,7 @@ class Loader {
   std::mutex pin_mutex_;
   std::map<uintptr_t, size_t> pinned_;
   std::map<int, std::pair<uintptr_t, uintptr_t>> mapped_;  // by fd: pages that items lie in
+  std::unique_ptr<UploadCrew> crew_;                       // last: its threads work with all of the above
 };
 
 }  // namespace reflex::cuda

@@ -210,6 +210,7 @@ void CudaProgram::run(State& base, const Pass& pass) {
   state.begin_fixed();
   const bool gathers = now_.head == HeadMode::gather;
   if (gathers && !loaded) begin_gather(pass);  // the host would only wait for weights
+  slot.busy = true;                            // a pass that is given up has been begun
   if (!graph) {
     enqueue();
   } else {
@@ -219,7 +220,6 @@ void CudaProgram::run(State& base, const Pass& pass) {
   }
   ngrams_.move_on(pass, now_.n_chain, [&state](StateId id) { return state.tokens(id); });
   state.end_fixed(pass.first_slot + now_.n_chain);
-  slot.busy = true;
   if (gathers && loaded) begin_gather(pass);  // while the layers run
   if (gathers) gather_rows(pass);
   // The first answer is on its way: what no router has asked for may come now.

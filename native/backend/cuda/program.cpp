@@ -41,7 +41,7 @@ CudaState::CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx
     else
       fixed += (bytes + kFixedAlign - 1) / kFixedAlign * kFixedAlign;
   }
-  fixed_ = DeviceBuffer(device, fixed, "the recurrent layers' state", true);
+  fixed_ = DeviceBuffer::zeros(device, fixed, "the recurrent layers' state", stream);
 }
 
 void CudaState::truncate(int32_t n) {
@@ -95,7 +95,8 @@ void CudaState::reserve(int32_t n, CUstream stream) {
                                   buffer_.address() + offset_[s] * capacity_, used * width, stream),
              "moving keys and values");
   }
-  cu.check(cu.cuStreamSynchronize(stream), "moving keys and values");
+  // The old memory must not go before it has been read.
+  if (buffer_) cu.check(cu.cuStreamSynchronize(stream), "moving keys and values");
   buffer_ = std::move(bigger);
   capacity_ = room;
   generation_ = next_generation++;
@@ -122,7 +123,9 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
          options.n_ctx);
   const Driver& cu = device_->cu;
   // Weights first: everything below is done while they come.
-  loader_ = std::make_unique<Loader>(*device_, residence_.list(), options.load_mode);
+  loader_ =
+      std::make_unique<Loader>(*device_, residence_.list(),
+                               LoadOptions{options.load_mode, options.load_threads, options.in_page_cache});
   try {
     cu.check(cu.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "a stream");
     for (Slot& s : slots_) cu.check(cu.cuEventCreate(&s.read, CU_EVENT_DISABLE_TIMING), "an event");
@@ -150,9 +153,9 @@ void CudaProgram::release() noexcept {
 void CudaProgram::allocate() {
   allocate_mixtures();  // may lower max_rows
   alloc_rows_ = Launcher::padded_rows(options_.max_rows);
-  values_ = DeviceBuffer(
+  values_ = DeviceBuffer::zeros(
       *device_, static_cast<size_t>(steps_.floats) * static_cast<size_t>(alloc_rows_) * sizeof(float),
-      "activations", true);
+      "activations", stream_);
   block_ =
       DeviceBuffer(*device_, static_cast<size_t>(alloc_rows_) * 20 + DeltaPass::bytes(alloc_rows_) + 4096,
                    "a pass's block");
@@ -180,7 +183,7 @@ void CudaProgram::allocate() {
   if (embed_.out == kNone) fail(ErrorKind::unsupported, "plan: it embeds no tokens");
   allocate_mixes();
   partial_ = DeviceBuffer(*device_, partial, "attention's partial sums");
-  tickets_ = DeviceBuffer(*device_, tickets * sizeof(uint32_t), "attention's tickets", true);
+  tickets_ = DeviceBuffer::zeros(*device_, tickets * sizeof(uint32_t), "attention's tickets", stream_);
   if (plan_.ropes.size() > kMaxRopes)
     fail(ErrorKind::unsupported, "plan: %zu rotary tables, the CUDA backend takes up to %d",
          plan_.ropes.size(), kMaxRopes);
@@ -193,7 +196,6 @@ void CudaProgram::allocate() {
     device_->cu.check(device_->cu.cuMemcpyHtoDAsync(b.address(), rope.inv_freq.data(), b.bytes(), stream_),
                       "a rotary table");
   }
-  synchronize("a rotary table");
   launcher_ = std::make_unique<Launcher>(*device_, stream_, options_.exact, options_.max_rows, plan_);
   mark_fragments();
   scratch_bytes_ += values_.bytes() + block_.bytes() + partial_.bytes() + launcher_->scratch_bytes() +
@@ -238,7 +240,7 @@ void CudaProgram::ensure_outputs(int32_t n_out, HeadMode head) {
     return;
   }
   if (n_out <= out_room_) return;
-  synchronize("the pass before");
+  if (out_room_) synchronize("the pass before");
   drop_graphs();
   out_room_ = std::max(n_out, 2 * out_room_);
   const auto o = static_cast<size_t>(out_room_);
@@ -258,7 +260,12 @@ std::unique_ptr<State> CudaProgram::new_state() {
 LoadStatus CudaProgram::load_status() const {
   LoadStatus s = loader_->status();
   s.first_kernel_at = first_kernel_at_;
+  s.kernels = device_->kernels_loaded();
   return s;
+}
+
+void CudaProgram::set_interrupt(std::function<bool()> interrupt) {
+  loader_->set_interrupt(std::move(interrupt));
 }
 
 void CudaProgram::finish_load() {

@@ -81,6 +81,7 @@ class CudaProgram final : public Program {
   std::vector<TokenLogprob> top_logprobs(int32_t o, int32_t n) override;
   LoadStatus load_status() const override;
   void finish_load() override;
+  void set_interrupt(std::function<bool()> interrupt) override;
   size_t weight_bytes() const override { return residence_.bytes(); }
   size_t scratch_bytes() const override { return scratch_bytes_; }
 

@@ -155,10 +155,12 @@ void Residence::add_vectors(const Plan& plan, const StepList& steps) {
     }
     for_op(step, [&](const auto& op) { for_vectors(op, [&](WeightId id) { add_vector(plan, id); }); });
   }
+  vectors_.resize(vector_floats_);
   LoadItem all;
   all.name = "norms and biases";
   all.data = vectors_.data();
-  all.bytes = vectors_.size() * sizeof(float);
+  all.bytes = vector_floats_ * sizeof(float);
+  all.make = &make_;
   if (all.bytes) list_.items.push_back(all);
   size_ = align_up(all.bytes);
 }
@@ -168,10 +170,16 @@ void Residence::add_vector(const Plan& plan, WeightId id) {
   placed_[static_cast<size_t>(id)] = true;
   const Weight& w = plan.weights[static_cast<size_t>(id)];
   const auto n = static_cast<size_t>(w.ne[0] * w.ne[1]);
-  weights_[static_cast<size_t>(id)].at = vectors_.size() * sizeof(float);
-  const size_t begin = vectors_.size();
-  vectors_.resize(begin + align_up(n * sizeof(float)) / sizeof(float));
-  dequantize_row(w.type, w.data, vectors_.data() + begin, n);
+  const size_t begin = vector_floats_;
+  weights_[static_cast<size_t>(id)].at = begin * sizeof(float);
+  vector_floats_ += align_up(n * sizeof(float)) / sizeof(float);
+  sources_.push_back({&w, begin});
+}
+
+void Residence::make_vectors() {
+  for (const VectorSource& s : sources_)
+    dequantize_row(s.weight->type, s.weight->data, vectors_.data() + s.begin,
+                   static_cast<size_t>(s.weight->ne[0] * s.weight->ne[1]));
 }
 
 /// A matrix's tiles, where its type and width have them; else its bytes as they are.

@@ -3,6 +3,8 @@
 // token table is not among them unless it is the head as well: its rows are decoded by the host as tokens
 // come.
 #pragma once
+#include <functional>
+#include <mutex>
 #include <vector>
 
 #include "backend/cuda/expert_slots.h"
@@ -47,6 +49,9 @@ class Residence {
   /// in the file's layout.
   Residence(Device& device, const Plan& plan, const StepList& steps, const ProgramOptions& options);
 
+  Residence(const Residence&) = delete;  // what makes the vectors knows where this is
+  Residence& operator=(const Residence&) = delete;
+
   const DeviceWeight& matrix(WeightId id) const { return weights_[static_cast<size_t>(id)]; }
   /// A bias or a norm's weight as f32; null for kNone.
   const float* vector(WeightId id) const {
@@ -73,7 +78,19 @@ class Residence {
   const bool exact_;
   std::vector<DeviceWeight> weights_;
   std::vector<bool> placed_;
+  /// A bias or a norm's weight, and where among the vectors its floats begin.
+  struct VectorSource {
+    const Weight* weight;
+    size_t begin;
+  };
+  void make_vectors();
+
   std::vector<float> vectors_;  // every bias and norm weight, one after the other
+  std::vector<VectorSource> sources_;
+  size_t vector_floats_ = 0;
+  // Their pages of the file are touched by the thread that copies them, not before anything moves.
+  std::once_flag made_;
+  const std::function<void()> make_ = [this] { std::call_once(made_, [this] { make_vectors(); }); };
   std::vector<DeviceExperts> experts_;
   ExpertMode expert_mode_ = ExpertMode::eager;
   LoadList list_;
