@@ -2,6 +2,10 @@
 //
 //   cuda_bench first FILE [LOAD_MODE [EXPERTS]]    a cold process to its first token, phase by phase
 //   cuda_bench system1 FILE [LOAD_MODE [EXPERTS]]  the same to three candidates' logits
+//   cuda_bench load FILE [LOAD_MODE [THREADS [REPEAT]]]
+//                                          a process whose device stands by (backend.h) to its first token,
+//                                          stage by stage, REPEAT times; LOAD_MODE "cold": nothing was made
+//                                          ready before, "read": pread from the page cache into the ring
 //   cuda_bench warm FILE                   decode, prefill and system1 passes on a loaded model
 //   cuda_bench cached FILE BYTES           decode with that much room for experts on the card
 //   cuda_bench pass FILE ROWS TIMES        one shape of pass over and over, for a profiler
@@ -28,6 +32,9 @@ using namespace reflex;
 namespace {
 
 constexpr int32_t kPrompt[] = {12522, 5193, 264, 882};
+constexpr int32_t kContext = 8192;
+// Between getting ready and the load: what a worker's idle second does to clocks is part of it.
+constexpr unsigned kIdleMicroseconds = 500'000;
 
 struct Loaded {
   std::unique_ptr<gguf::File> file;
@@ -38,8 +45,17 @@ struct Loaded {
   double parsed = 0, ready = 0, compiled = 0;
 };
 
-Loaded load(const char* path, const std::string& mode, const std::string& experts = "",
-            uint64_t expert_bytes = 0) {
+ProgramOptions options_of(const std::string& mode, const std::string& experts = "",
+                          uint64_t expert_bytes = 0) {
+  ProgramOptions o;
+  o.n_ctx = kContext;
+  o.load_mode = mode == "auto" || mode == "cold" ? "" : mode;
+  o.experts = experts;
+  o.expert_bytes = expert_bytes;
+  return o;
+}
+
+Loaded load(const char* path, ProgramOptions o) {
   Loaded l;
   l.file = gguf::File::open(path);
   Model model = build_model(*l.file);
@@ -47,11 +63,7 @@ Loaded load(const char* path, const std::string& mode, const std::string& expert
   l.parsed = now_ms();
   l.backend = make_cuda_backend(0);
   l.ready = now_ms();
-  ProgramOptions o;
-  o.n_ctx = std::min(8192, model.config.n_ctx_train);
-  o.load_mode = mode == "auto" ? "" : mode;
-  o.experts = experts;
-  o.expert_bytes = expert_bytes;
+  o.n_ctx = std::min(o.n_ctx, model.config.n_ctx_train);
   l.program = l.backend->compile(std::move(model.plan), o);
   l.state = l.program->new_state();
   l.compiled = now_ms();
@@ -61,6 +73,7 @@ Loaded load(const char* path, const std::string& mode, const std::string& expert
 /// Rows of a pass, owned; some may hang off row `root` as candidates do.
 struct Rows {
   std::vector<int32_t> tokens, positions, parents, outputs, gather_ids, gather_begin{0};
+  int32_t n_chain = INT32_MAX;  ///< rows from here on fork
   void add(int32_t token, int32_t position, int32_t parent) {
     tokens.push_back(token);
     positions.push_back(position);
@@ -72,6 +85,7 @@ struct Rows {
     p.positions = positions;
     p.parents = parents;
     p.first_slot = first_slot;
+    p.n_chain = n_chain;
     p.outputs = outputs;
     p.head = head;
     if (head == HeadMode::gather) p.gather_ids = gather_ids, p.gather_begin = gather_begin;
@@ -90,6 +104,7 @@ Rows chain(int32_t first, int32_t n, int32_t vocab) {
 Rows candidates(int32_t prompt, int32_t n, int32_t depth, int32_t vocab) {
   Rows r = chain(0, prompt, vocab);
   const int32_t root = prompt - 1;
+  r.n_chain = prompt;  // layers with a state of their own must be told
   for (int32_t i = 0; i < n; ++i) r.gather_ids.push_back(1000 + 37 * i);
   r.gather_begin.push_back(n);
   for (int32_t i = 0; i < n; ++i)
@@ -100,6 +115,13 @@ Rows candidates(int32_t prompt, int32_t n, int32_t depth, int32_t vocab) {
       r.gather_ids.push_back(2000 + 11 * i + k);
       r.gather_begin.push_back(static_cast<int32_t>(r.gather_ids.size()));
     }
+  return r;
+}
+
+Rows prompt() {
+  Rows r;
+  for (int32_t i = 0; i < 4; ++i) r.add(kPrompt[i], i, i - 1);
+  r.outputs = {3};
   return r;
 }
 
@@ -124,7 +146,7 @@ void first(const char* path, const std::string& mode, const std::string& experts
   BootOptions boot;
   boot.set_environment = true;
   boot_start(boot);
-  Loaded l = load(path, mode, experts);
+  Loaded l = load(path, options_of(mode, experts));
   int32_t token = -1;
   double value = 0, touched = 0;
   std::span<const float> row;
@@ -135,10 +157,7 @@ void first(const char* path, const std::string& mode, const std::string& experts
     row = l.program->gathered(0);
     value = static_cast<double>(row[0]);
   } else {
-    Rows r;
-    for (int32_t i = 0; i < 4; ++i) r.add(kPrompt[i], i, i - 1);
-    r.outputs = {3};
-    l.program->run(*l.state, r.pass(0, HeadMode::full));
+    l.program->run(*l.state, prompt().pass(0, HeadMode::full));
     touched = static_cast<double>(l.program->load_status().done);
     token = l.program->argmax(0);
   }
@@ -157,6 +176,48 @@ void first(const char* path, const std::string& mode, const std::string& experts
       s.finished_at > 0 ? s.finished_at - start : 0.0, static_cast<double>(s.done) / 1e6,
       static_cast<double>(s.total) / 1e6);
   std::fflush(stdout);
+  _exit(0);
+}
+
+/// The boot's driver, ready, and unless `cold` what stand_by_cuda makes ready on it.
+void wait_for_a_model(const ProgramOptions& o, bool cold) {
+  BootOptions boot;
+  boot.set_environment = true;
+  reflex_boot* b = boot_start(boot);
+  if (!b->wait(b, REFLEX_BOOT_RING)) fail(ErrorKind::cuda, "%s", b->error_message);
+  if (!cold) stand_by_cuda(0, o);
+}
+
+/// What a driver-ready worker does from its `load` line on, without Python and tokenizer. Every repeat takes
+/// the threads that stand by anew.
+void load_to_first(const char* path, const std::string& mode, int threads, int repeat) {
+  const bool cold = mode == "cold";
+  ProgramOptions o = options_of(mode);
+  o.load_threads = threads;
+  o.in_page_cache = true;
+  for (int k = 0; k < repeat; ++k) {
+    wait_for_a_model(o, cold);
+    usleep(kIdleMicroseconds);
+    const double t = now_ms();
+    Loaded l = load(path, o);
+    const size_t kernels = l.program->load_status().kernels;
+    l.program->run(*l.state, prompt().pass(0, HeadMode::full));
+    const double enqueued = now_ms();
+    const int32_t token = l.program->argmax(0);
+    const double end = now_ms();
+    l.program->finish_load();
+    const LoadStatus s = l.program->load_status();
+    std::printf(
+        "load_OK token %d total %.2f ms | parsed %.2f backend %.2f compiled %.2f first_kernel %.2f enqueued "
+        "%.2f "
+        "loaded %.2f | %.0f MB, %.1f GB/s from compiled to loaded, stood by %d, kernels looked up %zu of "
+        "%zu\n",
+        token, end - t, l.parsed - t, l.ready - t, l.compiled - t, s.first_kernel_at - t, enqueued - t,
+        s.finished_at > 0 ? s.finished_at - t : 0.0, static_cast<double>(s.done) / 1e6,
+        static_cast<double>(s.done) / 1e6 / std::max(1e-3, s.finished_at - l.compiled), s.stood_by,
+        s.kernels - kernels, s.kernels);
+    std::fflush(stdout);
+  }
   _exit(0);
 }
 
@@ -196,7 +257,7 @@ double decode(Loaded& l, int32_t from, int32_t n) {
 }
 
 void warm(const char* path) {
-  Loaded l = load(path, "");
+  Loaded l = load(path, options_of(""));
   Rows r = chain(0, 1, l.vocab);
   l.program->run(*l.state, r.pass(0, HeadMode::full));
   (void)l.program->argmax(0);
@@ -220,13 +281,13 @@ void warm(const char* path) {
 }
 
 void cached(const char* path, uint64_t bytes) {
-  Loaded l = load(path, "", "", bytes);
+  Loaded l = load(path, options_of("", "", bytes));
   std::printf("experts in slots: %.0f MB on the card, decode at 4: %.1f tok/s\n",
               static_cast<double>(l.program->weight_bytes()) / 1e6, decode(l, 4, 100));
 }
 
 void pass(const char* path, int32_t rows, int times) {
-  Loaded l = load(path, "");
+  Loaded l = load(path, options_of(""));
   l.program->run(*l.state, chain(0, 1, l.vocab).pass(0, HeadMode::full));
   (void)l.program->argmax(0);
   l.program->finish_load();
@@ -239,6 +300,9 @@ int main(int argc, char** argv) try {
   const std::string mode = argc > 2 ? argv[1] : "";
   if (mode == "first" || mode == "system1")
     first(argv[2], argc > 3 ? argv[3] : "", argc > 4 ? argv[4] : "", mode == "system1");
+  else if (mode == "load")
+    load_to_first(argv[2], argc > 3 ? argv[3] : "", argc > 4 ? std::atoi(argv[4]) : 0,
+                  argc > 5 ? std::max(1, std::atoi(argv[5])) : 1);
   else if (mode == "warm")
     warm(argv[2]);
   else if (mode == "cached" && argc == 4)
@@ -246,10 +310,10 @@ int main(int argc, char** argv) try {
   else if (mode == "pass" && argc == 5)
     pass(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
   else
-    std::fprintf(
-        stderr,
-        "usage: cuda_bench first|system1 FILE [LOAD_MODE [EXPERTS]] | warm FILE | cached FILE BYTES | "
-        "pass FILE ROWS TIMES\n");
+    std::fprintf(stderr,
+                 "usage: cuda_bench first|system1 FILE [LOAD_MODE [EXPERTS]] | load FILE [LOAD_MODE [THREADS "
+                 "[REPEAT]]] | "
+                 "warm FILE | cached FILE BYTES | pass FILE ROWS TIMES\n");
   return 0;
 } catch (const Error& e) {
   std::fprintf(stderr, "%s: %s\n", error_kind_name(e.kind()), e.what());

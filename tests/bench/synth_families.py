@@ -4,14 +4,17 @@
     tests/bench/synth_families.py VOCAB.gguf OUT.gguf --shape deepseek2-lite [--type Q8_0] [--layers 4]
 
 Needs the gguf package. Blocks are drawn, not quantised, so a file is written at the disk's speed. Only what
-`--shape` lists; nothing here is a claim about a checkpoint.
+`--shape` lists; nothing here is a claim about a checkpoint. deepseek32 has widths of V3.2, few of its layers
+and experts; deepseek4 and qwen4exp have the structure of their families at widths of the same order.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,8 +24,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 from blocks import random_blocks
 
 Shape = tuple[int, ...]
+# architecture, layers, width, keys, the layer numbered i
+Family = tuple[str, int, int, dict[str, Any], Callable[[int], dict[str, Shape]]]
+
+
+class U64(list[int]):
+    """An array of a key that is stored in 64 bits."""
+
+
 KEPT = ("tokenizer.",)  # keys taken from the vocabulary's file
-F32_PARTS = ("norm", "ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_dt")
+F32_PARTS = ("norm", "ffn_gate_inp", "ssm_conv1d", "ple_conv1d", "ssm_a", "ssm_dt", "ape")
 PLAIN = {Type.Q8_0: (0, 74.0), Type.Q4_0: (0, 4.6)}  # where a block's scale is, and the std of what it scales
 
 
@@ -103,8 +114,166 @@ def norms(d: int, second: str = "ffn_norm") -> dict[str, Shape]:
     return {"attn_norm": (d,), second: (d,)}
 
 
-# name -> (architecture, layers, keys, the layer numbered i)
-def family(name: str):
+def indexer(q: int, d: int, n: int, size: int) -> dict[str, Shape]:
+    return {"indexer.attn_q_b": (n * size, q), "indexer.proj": (n, d)}
+
+
+def index_keys(n: int, size: int, top_k: int) -> dict[str, int]:
+    name = "attention.indexer"
+    return {f"{name}.head_count": n, f"{name}.key_length": size, f"{name}.top_k": top_k}
+
+
+def deepseek32() -> Family:
+    """V3.2's widths; 3 of its 61 layers, 16 of its 256 experts."""
+    d, q, kv, n = 7168, 1536, 512, 128
+    attend = latent(d, n, kv, 128, 64, 128) | {
+        "attn_q_a": (q, d),
+        "attn_q_a_norm": (q,),
+        "attn_q_b": (n * 192, q),
+        "indexer.attn_k": (128, d),
+        "indexer.k_norm": (128,),
+        "indexer.k_norm.bias": (128,),
+    }
+    del attend["attn_q"]
+    attend |= norms(d) | indexer(q, d, 64, 128)
+    mixture = experts(d, 16, 2048) | ffn(d, 2048, "_shexp") | {"exp_probs_b.bias": (16,)}
+    keys = heads(n, 1, kv + 64) | moe(16, 8, 2048) | index_keys(64, 128, 2048)
+    keys |= {
+        "attention.value_length": kv,
+        "attention.key_length_mla": 192,
+        "attention.value_length_mla": 128,
+        "attention.kv_lora_rank": kv,
+        "attention.q_lora_rank": q,
+        "rope.dimension_count": 64,
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "leading_dense_block_count": 1,
+        "feed_forward_length": 18432,
+    }
+    return "deepseek32", 3, d, keys, lambda i: attend | (mixture if i else ffn(d, 18432))
+
+
+def deepseek4() -> Family:
+    """Every kind of layer (window alone, entries of 4 and of 128 tokens) twice."""
+    d, q, n, head, lora, groups, streams = 4096, 1024, 64, 512, 1024, 8, 4
+    ratios = [0, 4, 128, 4, 128, 0]
+    mixing = {f"hc_{part}_fn": (6 * streams, streams * d) for part in ("attn", "ffn")}
+    mixing |= {f"hc_{part}_base": (6 * streams,) for part in ("attn", "ffn")}
+    mixing |= {f"hc_{part}_scale": (3,) for part in ("attn", "ffn")}
+    every = norms(d) | mixing | experts(d, 16, 2048) | ffn(d, 2048, "_shexp")
+    every |= {
+        "attn_q_a": (q, d),
+        "attn_q_a_norm": (q,),
+        "attn_q_b": (n * head, q),
+        "attn_kv": (head, d),
+        "attn_kv_a_norm": (head,),
+        "attn_sinks": (n,),
+        "attn_output_a": (groups * lora, n * head // groups),
+        "attn_output_b": (d, groups * lora),
+    }
+
+    def compressor(name: str, size: int, ratio: int) -> dict[str, Shape]:
+        width = size * (2 if ratio == 4 else 1)
+        return {
+            f"{name}_compressor_kv": (width, d),
+            f"{name}_compressor_gate": (width, d),
+            f"{name}_compressor_norm": (size,),
+            f"{name}_compressor_ape": (ratio, width),
+        }
+
+    def layer(i: int) -> dict[str, Shape]:
+        own = dict(every)
+        ratio = ratios[i % len(ratios)]
+        own["ffn_gate_tid2eid" if i == 0 else "exp_probs_b.bias"] = (0, 6) if i == 0 else (16,)
+        if ratio:
+            own |= compressor("attn", head, ratio)
+        if ratio == 4:
+            own |= compressor("indexer", 128, 4) | indexer(q, d, 64, 128)
+        return own
+
+    keys = heads(n, 1, head) | moe(16, 6, 2048) | index_keys(64, 128, 512)
+    keys |= {
+        "rope.dimension_count": 64,
+        "attention.q_lora_rank": q,
+        "attention.output_lora_rank": lora,
+        "attention.output_group_count": groups,
+        "attention.sliding_window": 128,
+        "attention.compress_ratios": ratios,
+        "attention.compress_rope_freq_base": 160000.0,
+        "hyper_connection.count": streams,
+        "hyper_connection.sinkhorn_iterations": 20,
+        "hyper_connection.epsilon": 1e-6,
+        "hash_layer_count": 1,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.5,
+        "expert_weights_norm": True,
+        "expert_gating_func": 4,
+        "swiglu_clamp_exp": [10.0] * len(ratios),
+        "swiglu_clamp_shexp": [10.0] * len(ratios),
+        "rope.freq_base": 10000.0,
+    }
+    return "deepseek4", len(ratios), d, keys, layer
+
+
+def qwen4exp() -> Family:
+    """qwen3next's widths in two streams, one layer of four full, blocks of 4 tokens, one table of n-grams."""
+    d, streams, rank, row, n_grams, per_gram = 2048, 2, 256, 512, 3, 2
+    recurrent_layers = [i % 4 != 3 for i in range(8)]
+    vocab_sizes = [100003, 100019, 100043, 100049]  # a prime for each head
+    mixing: dict[str, Shape] = {}
+    for part in ("attn", "ffn"):
+        mixing |= {
+            f"hc_{part}_norm": (streams * d,),
+            f"hc_{part}_down": (rank, streams * d),
+            f"hc_{part}_up": (streams * d, rank),
+            f"hc_{part}_inject": (streams, streams * d),
+        }
+    every = mixing | experts(d, 64, 512) | ffn(d, 512, "_shexp") | {"ffn_gate_inp_shexp": (1, d)}
+    full = every | attention(d, 16, 2, 256, gate=2)
+    full |= {
+        "indexer.q_proj": (16 * 128, d),
+        "indexer.k_proj": (128, d),
+        "indexer.q_norm": (128,),
+        "indexer.k_norm": (128,),
+    }
+    recurrent = every | delta(d, 16, 32, 128, False)
+    width = row * (n_grams - 1) * per_gram
+    grams = {
+        "ple_key": (streams * d, width),
+        "ple_value": (d, width),
+        "ple_norm_key": (streams * d,),
+        "ple_norm_query": (streams * d,),
+        "ple_norm_conv": (streams * d,),
+        "ple_conv1d": (streams * d, 4),
+    }
+    keys = heads(16, 2, 256) | ssm(16, 32, 128) | moe(64, 10, 512) | index_keys(16, 128, 2048)
+    del keys["full_attention_interval"]
+    offsets = [sum(vocab_sizes[:i]) for i in range(len(vocab_sizes))]
+    keys |= {
+        "expert_shared_feed_forward_length": 512,
+        "attention.recurrent_layers": recurrent_layers,
+        "attention.compress_ratios": [0 if r else 4 for r in recurrent_layers],
+        "rope.dimension_sections": [11, 11, 10, 0],
+        "hyper_connection.count": streams,
+        "hyper_connection.low_rank": rank,
+        "embedding_length_per_layer_input": row,
+        "ple.layers": [1],
+        "ple.layer_multipliers": U64([32555665101663481, 16971441978345125, 15669043164179543]),
+        "ple.head_vocab_sizes": U64(vocab_sizes),
+        "ple.head_offsets": U64(offsets),
+        "ple.ngram_size": n_grams,
+        "ple.heads_per_ngram": per_gram,
+        "ple.conv_kernel": 4,
+        "ple.eos_token_id": 151645,
+    }
+    return "qwen4exp", 8, d, keys, lambda i: (recurrent | (grams if i == 1 else {})) if i % 4 != 3 else full
+
+
+def family(name: str) -> Family:
+    if name in ("deepseek32", "deepseek4", "qwen4exp"):
+        return {"deepseek32": deepseek32, "deepseek4": deepseek4, "qwen4exp": qwen4exp}[name]()
     if name == "deepseek2-lite":  # DeepSeek-V2-Lite, all layers mixtures
         d = 2048
         layer = norms(d) | latent(d, 16, 512, 128, 64, 128) | experts(d, 64, 1408) | ffn(d, 2816, "_shexp")
@@ -147,6 +316,46 @@ def drawn(kind: Type, shape: Shape, rng: np.random.Generator) -> np.ndarray:
     return raw.reshape(*shape[:-1], -1)
 
 
+def add_keys(w: gguf.GGUFWriter, arch: str, keys: dict[str, Any]) -> None:
+    for key, value in keys.items():
+        name = f"{arch}.{key}"
+        if isinstance(value, U64):
+            w.add_key_value(name, list(value), gguf.GGUFValueType.ARRAY, sub_type=gguf.GGUFValueType.UINT64)
+        elif isinstance(value, list):
+            w.add_array(name, value)
+        elif isinstance(value, bool):
+            w.add_bool(name, value)
+        elif isinstance(value, float):
+            w.add_float32(name, value)
+        else:
+            w.add_uint32(name, value)
+
+
+def rest_of(arch: str, n_vocab: int, d: int, keys: dict[str, Any]) -> dict[str, Shape]:
+    """What belongs to no layer."""
+    shapes: dict[str, Shape] = {"token_embd": (n_vocab, d), "output": (n_vocab, d), "output_norm": (d,)}
+    streams = keys.get("hyper_connection.count", 0)
+    if arch == "deepseek4":
+        shapes |= {
+            "output_hc_fn": (streams, streams * d),
+            "output_hc_base": (streams,),
+            "output_hc_scale": (1,),
+        }
+    if arch == "qwen4exp":
+        rank = keys["hyper_connection.low_rank"]
+        del shapes["output_norm"]
+        shapes |= {
+            "output_hc_norm": (streams * d,),
+            "output_hc_down": (rank, streams * d),
+            "output_hc_up": (streams * d, rank),
+            "per_layer_token_embd": (
+                sum(keys["ple.head_vocab_sizes"]),
+                keys["embedding_length_per_layer_input"],
+            ),
+        }
+    return shapes
+
+
 def main() -> None:
     ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     ap.add_argument("vocab", type=Path)
@@ -165,25 +374,27 @@ def main() -> None:
             w.add_key_value(name, f.contents(), f.types[0], sub_type=sub)
     n_vocab = len(vocabulary.fields["tokenizer.ggml.tokens"].contents())
     keys |= {"block_count": n_layers, "embedding_length": d, "context_length": 32768}
-    for key, value in keys.items():
-        w.add_uint32(f"{arch}.{key}", value)
-    w.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
     if arch == "qwen35":
-        w.add_array(f"{arch}.rope.dimension_sections", [11, 11, 10, 0])
-    shapes: dict[str, Shape] = {"token_embd": (n_vocab, d), "output": (n_vocab, d), "output_norm": (d,)}
+        keys["rope.dimension_sections"] = [11, 11, 10, 0]
+    add_keys(w, arch, keys | {"attention.layer_norm_rms_epsilon": 1e-6})
+    shapes = rest_of(arch, n_vocab, d, keys)
     for i in range(n_layers):
         shapes |= {f"blk.{i}.{n}": s for n, s in layer(i).items()}
     rng = np.random.default_rng(0)
     for short, shape in shapes.items():
+        width = shape[-1]
         name = short if short.endswith(("ssm_a", "bias")) else f"{short}.weight"
-        if len(shape) > 1 and not any(part in name for part in F32_PARTS):
+        if short.endswith("ffn_gate_tid2eid"):  # experts by token, whatever the shape says of tokens
+            chosen = rng.integers(0, keys["expert_count"], (n_vocab, width)).astype(np.int32)
+            w.add_tensor(name, chosen)
+        elif len(shape) > 1 and not any(part in name for part in F32_PARTS):
             w.add_tensor(name, drawn(kind, shape, rng), raw_dtype=kind)
         elif short.endswith("ssm_a"):
             w.add_tensor(name, -rng.uniform(0.02, 1, shape).astype(np.float32))
         elif "norm" in name:
             w.add_tensor(name, rng.uniform(0.9, 1.1, shape).astype(np.float32))
         else:
-            w.add_tensor(name, rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32))
+            w.add_tensor(name, rng.normal(0, width**-0.5, shape).astype(np.float32))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
