@@ -61,7 +61,7 @@ class EngineImpl final : public Engine {
   Config config_;
   int32_t n_ctx_ = 0;
   bool recurrent_ = false;
-  bool in_page_cache_ = false;  // the weights that a GPU needs, as far as was asked
+  bool in_page_cache_ = false;                // the weights that a GPU needs, as far as was asked
   std::unique_ptr<gguf::Prefetch> prefetch_;  // of a file that is not in the page cache
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Program> program_;

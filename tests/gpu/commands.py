@@ -48,9 +48,15 @@ def run_cold(command: list[str]) -> tuple[float, float]:
     return first, (time.perf_counter() - begin) * 1e3
 
 
-def in_turn(commands: dict[str, list[str]], runs: int, before: Callable[[], None] | None = None) -> Samples:
-    """{name: spawn to first line}, {name + ' exit': to exit}; one run of each first that does not count."""
-    samples: Samples = {}
+def in_turn(
+    commands: dict[str, list[str]],
+    runs: int,
+    before: Callable[[], None] | None = None,
+    samples: Samples | None = None,
+) -> Samples:
+    """{name: spawn to first line}, {name + ' exit': to exit}; one run of each first that does not count.
+    samples: where they go as they come, for whoever may be ended before all are there."""
+    samples = {} if samples is None else samples
     for k in range(runs + 1):
         for name, command in commands.items():
             time.sleep(PAUSE_S)
@@ -92,8 +98,13 @@ def rows(samples: Samples, floor: str) -> list[str]:
 class Worker:
     """`reflex stdio` without a model; lines and the milliseconds until they are answered."""
 
-    def __init__(self, reflex: str) -> None:
-        self.process = subprocess.Popen([reflex, "stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, reflex: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [reflex, "stdio"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+        )
 
     def send(self, *lines: dict[str, object]) -> float:
         """All of them at once; the time at which they were sent."""
@@ -107,7 +118,7 @@ class Worker:
     def hear(self, begin: float) -> tuple[float, dict[str, object]]:
         assert self.process.stdout is not None
         answer = json.loads(self.process.stdout.readline())
-        if answer["event"] == "error" or answer.get("ok") is False:
+        if answer.get("event") == "error" or answer.get("ok") is False:
             raise SystemExit(f"resident worker: {answer}")
         return (time.perf_counter() - begin) * 1e3, answer
 

@@ -1,4 +1,5 @@
-"""The table of check.sh's logs, as Markdown for docs/performance.md.
+"""The tables of check.sh's logs, as Markdown for docs/performance.md: how each block ended, the figures that
+were asked for, rates of the families, and every row that a block printed.
 
 usage: table.py LOGS
 """
@@ -19,6 +20,11 @@ WANTED = [
     ("warm-8b.log", r"decode at +4: +([\d.]+) tok/s", "decode, 8B Q4_K_M", ">= 450", "tok/s"),
     ("warm-8b.log", r"prefill +512:.*?([\d.]+) tok/s", "prefill of 512, 8B Q4_K_M", ">= 15000", "tok/s"),
 ]
+RATES = {
+    "decode at 4 / 1000 / 4000, tok/s": [rf"decode at +{n}: +([\d.]+) tok/s" for n in (4, 1000, 4000)],
+    "prefill of 30 / 128 / 512, tok/s": [rf"prefill +{n}:.*?([\d.]+) tok/s" for n in (30, 128, 512)],
+    "system1 30 + 16 of 1 / 2 tokens, ms": [rf"16 of {n} tokens? *: +([\d.]+) ms" for n in (1, 2)],
+}
 
 
 def output(*command: str) -> str:
@@ -28,17 +34,29 @@ def output(*command: str) -> str:
         return "unknown"
 
 
+def number(path: Path, pattern: str) -> str | None:
+    found = re.search(pattern, path.read_text()) if path.exists() else None
+    return found[1] if found else None
+
+
 def warm_rows(logs: Path) -> list[str]:
     rows = ["| what | wanted | measured | |", "|---|---|---|---|"]
     for log, pattern, what, wanted, unit in WANTED:
-        path = logs / log
-        found = re.search(pattern, path.read_text()) if path.exists() else None
-        if not found:
+        found = number(logs / log, pattern)
+        if found is None:
             rows.append(f"| {what} | {wanted} {unit} | not measured | |")
             continue
-        value, bound = float(found[1]), float(wanted[3:])
+        value, bound = float(found), float(wanted[3:])
         holds = value >= bound if wanted.startswith(">=") else value <= bound
         rows.append(f"| {what} | {wanted} {unit} | {value:g} {unit} | {'holds' if holds else 'MISSED'} |")
+    return rows
+
+
+def rate_rows(logs: Path) -> list[str]:
+    rows = ["| model | " + " | ".join(RATES) + " |", "|---" * (1 + len(RATES)) + "|"]
+    for path in sorted(logs.glob("warm-*.log")):
+        cells = [" / ".join(number(path, p) or "-" for p in patterns) for patterns in RATES.values()]
+        rows.append(f"| {path.stem[5:]} | " + " | ".join(cells) + " |")
     return rows
 
 
@@ -55,7 +73,27 @@ def cold_rows(logs: Path) -> list[str]:
             rows.append(
                 f"| {path.stem[5:]}: `{command}` | {p50} | {p95} | {least} | {float(p50) / floor:.2f} |"
             )
-    return rows
+    return rows if len(rows) > 2 else []
+
+
+def block_rows(logs: Path) -> list[str]:
+    """How each block ended, and its own rows; a block's tables have their heads with them."""
+    blocks = logs / "blocks.txt"
+    ended = [line.split(" ", 1) for line in blocks.read_text().splitlines()] if blocks.exists() else []
+    out = ["| block | |", "|---|---|", *(f"| {name} | {how} |" for name, how in ended), ""]
+    for name, _ in ended:
+        log = logs / f"block-{name}.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        for i, line in enumerate(lines):
+            if not line.startswith("|"):
+                continue
+            if line.startswith("|---"):
+                out.append(line)
+                continue
+            if i + 1 < len(lines) and lines[i + 1].startswith("|---"):
+                out.append("")  # a head: Markdown wants a blank line before it
+            out.append(line)
+    return out
 
 
 def main() -> None:
@@ -63,8 +101,8 @@ def main() -> None:
     gpu = output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines()[0]
     commit = output("git", "rev-parse", "--short", "HEAD")
     print(f"\n{gpu}; {datetime.date.today()}; commit {commit}\n")
-    print("\n".join(warm_rows(logs)), end="\n\n")
-    print("\n".join(cold_rows(logs)))
+    for rows in (block_rows(logs), warm_rows(logs), rate_rows(logs), cold_rows(logs)):
+        print("\n".join(rows), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,320 @@
+"""Questions to a card that commands.py's table leaves open, each a command of its own.
+
+usage: experiments.py load --reflex REFLEX [--bench CUDA_BENCH] [--runs 5] MODEL
+       experiments.py turns --reflex REFLEX [--runs 20] MODEL
+       experiments.py exit --reflex REFLEX [--fcold FCOLD] [--bench CUDA_BENCH] [--runs 6] MODEL
+       experiments.py disk --reflex REFLEX [--runs 3] [--lazy] MODEL
+
+load: a driver-ready worker from its `load` line to the first token, stage by stage: as it is; with more
+connections to the card; with a request that comes later; and the same in one process without Python, with
+other numbers of threads and ways to read (cuda_bench load). turns: system1 against generate, many runs in
+turn, and what the pairs differ by. exit: from a process's last line to its wait status, and which piece of a
+context costs what. disk: from a cold page cache; --lazy: a mixture whose experts come as they are chosen.
+
+Every line that begins with '|' is a row of check.sh's last table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from commands import DISK_RUNS, PAUSE_S, PROMPT, Samples, Worker, forget, in_turn, percentile, run_cold
+
+LINK_BYTES_PER_MS = 48e6  # what a good upload reaches (docs/performance.md)
+LOAD_AT_MOST = 1.5  # of the bytes at that rate: the issue's figure
+READY_S = 1.0
+ENDED = 124  # as timeout itself
+LATER_S = 0.004  # after the load line: while bytes come
+ONE_TOKEN: dict[str, object] = {"prompt": PROMPT, "max_tokens": 1}
+MORE_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "8"}
+BENCHES = (("auto", 8), ("auto", 10), ("auto", 12), ("auto", 16), ("read", 8), ("read", 12), ("cold", 8))
+
+
+def spread(samples: list[float]) -> str:
+    return f"{percentile(samples, 0.5):.1f} ({min(samples):.1f} to {max(samples):.1f})"
+
+
+# ---- load ------------------------------------------------------------------------------------
+
+
+def load_once(reflex: str, model: str, env: dict[str, str], later: bool) -> tuple[float, dict[str, float]]:
+    """Milliseconds from the line to the first token, and when each stage was reached, from the line on."""
+    worker = Worker(reflex, env)
+    time.sleep(READY_S)
+    begin = worker.send({"type": "load", "model": model}, *([] if later else [ONE_TOKEN]))
+    if later:
+        time.sleep(LATER_S)
+        worker.send(ONE_TOKEN)
+    loaded, _ = worker.hear(begin)
+    took, final = worker.hear(begin)
+    _, info = worker.hear(worker.send({"type": "info"}))
+    worker.end()
+    timings, phases = final["timings"], info["phases"]
+    assert isinstance(timings, dict) and isinstance(phases, dict)
+    # The process's clock and ours meet at the first token; the answer's way to us is counted with the line's.
+    line = timings["first_token_at"] - took
+    stages = {
+        "core asked": timings["launch"] - line,
+        "file open": timings["launch"] + timings["gguf_open"] - line,
+        "loaded said": loaded,
+        "first kernel": timings["first_kernel_at"] - line,
+        "last byte": phases["weights_loaded_at"] - line,
+    }
+    return took, stages
+
+
+def load(o: argparse.Namespace) -> None:
+    name, size = Path(o.model).stem, os.path.getsize(o.model)
+    at_most = LOAD_AT_MOST * size / LINK_BYTES_PER_MS
+    settings: dict[str, tuple[dict[str, str], bool]] = {
+        "load and a request": ({}, False),
+        "the same, 8 connections": (MORE_CONNECTIONS, False),
+        "load, the request 4 ms later": ({}, True),
+    }
+    took: dict[str, list[float]] = {}
+    stages: dict[str, list[dict[str, float]]] = {}
+    try:
+        for _ in range(o.runs):
+            for what, (env, later) in settings.items():
+                ms, at = load_once(o.reflex, o.model, env, later)
+                took.setdefault(what, []).append(ms)
+                stages.setdefault(what, []).append(at)
+                print(f"{what}: {ms:.1f} ms; " + ", ".join(f"{k} {v:.1f}" for k, v in at.items()), flush=True)
+    finally:
+        tell_loads(name, at_most, took, stages)
+    if o.bench:
+        bench_loads(o.bench, o.model, name, at_most)
+
+
+def tell_loads(
+    name: str, at_most: float, took: dict[str, list[float]], stages: dict[str, list[dict[str, float]]]
+) -> None:
+    print(
+        "| `load` to first token, driver ready | at most | p50 ms (range) | stages, p50 ms |\n"
+        "|---|---|---|---|"
+    )
+    for what, samples in took.items():
+        p50 = {k: percentile([s[k] for s in stages[what]], 0.5) for k in stages[what][0]}
+        told = ", ".join(f"{k} {v:.1f}" for k, v in p50.items())
+        print(f"| {name}: {what} | {at_most:.1f} | {spread(samples)} | {told} |", flush=True)
+
+
+def bench_loads(bench: str, model: str, name: str, at_most: float) -> None:
+    """cuda_bench load: the driver's and the loader's part alone."""
+    for mode, threads in BENCHES:
+        done = subprocess.run([bench, "load", model, mode, str(threads), "3"], capture_output=True, text=True)
+        sys.stdout.write(done.stdout + done.stderr)
+        totals = [float(t) for t in re.findall(r"total ([\d.]+) ms", done.stdout)]
+        rates = [float(r) for r in re.findall(r"([\d.]+) GB/s from compiled", done.stdout)]
+        if not totals:
+            print(f"| {name}: cuda_bench, {mode}, {threads} threads | {at_most:.1f} | failed | |", flush=True)
+            continue
+        told = f"{max(rates):.1f} GB/s at best from the plan on"
+        print(
+            f"| {name}: cuda_bench, {mode}, {threads} threads | {at_most:.1f} | {spread(totals)} | {told} |",
+            flush=True,
+        )
+
+
+# ---- system1 against generate -----------------------------------------------------------------
+
+
+def turns(o: argparse.Namespace) -> None:
+    name = Path(o.model).stem
+    system1 = [o.reflex, "system1", o.model, PROMPT]
+    for candidate in (" there", " in", ","):
+        system1 += ["--candidate", candidate]
+    commands = {"generate": [o.reflex, "generate", o.model, PROMPT, "--max-tokens", "1"], "system1": system1}
+    print("| spawn to answer, in turn | generate p50 ms | system1 p50 ms | of the pairs: median, quartiles |")
+    print("|---|---|---|---|")
+    for held in (False, True):
+        holder = subprocess.Popen([o.reflex, "hold"], stdout=subprocess.PIPE) if held else None
+        if holder and holder.stdout:
+            holder.stdout.readline()
+        samples: Samples = {}
+        try:
+            in_turn(commands, o.runs, samples=samples)
+        finally:
+            if holder:
+                holder.terminate()
+                holder.wait()
+            tell_pairs(f"{name}, {'held' if held else 'bare'}", samples)
+
+
+def tell_pairs(what: str, samples: Samples) -> None:
+    pairs = [s - g for g, s in zip(samples.get("generate", []), samples.get("system1", []), strict=False)]
+    if not pairs:
+        return
+    slower = sum(p > 0 for p in pairs)
+    told = ", ".join(f"{percentile(pairs, q):+.1f}" for q in (0.5, 0.25, 0.75))
+    g, s = (percentile(samples[k], 0.5) for k in ("generate", "system1"))
+    print(f"| {what}, n = {len(pairs)} | {g:.1f} | {s:.1f} | {told}; slower in {slower} |", flush=True)
+
+
+# ---- exit ------------------------------------------------------------------------------------
+
+
+PIECES = ("init", "context", "ring", "arena", "streams", "mapping", "copies")
+RING_BYTES, COPY_THREADS = 32 << 20, 8
+
+
+class Cuda:
+    """The driver by ctypes, for a child that sets up some of what a worker has, and leaves."""
+
+    def __init__(self) -> None:
+        self.lib = ctypes.CDLL("libcuda.so.1")
+
+    def __call__(self, name: str, *args: object) -> None:
+        result = getattr(self.lib, name)(*args)
+        if result:
+            raise SystemExit(f"{name}: CUDA error {result}")
+
+
+def set_up(pieces: list[str], model: str) -> list[object]:
+    """The pieces named, in the order of a start; what must live until the end."""
+    cuda, kept = Cuda(), []
+    cuda("cuInit", 0)
+    if "context" in pieces:
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        cuda("cuDeviceGet", ctypes.byref(device), 0)
+        cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        cuda("cuCtxSetCurrent", context)
+    size, arena = os.path.getsize(model), ctypes.c_ulonglong()
+    ring = mmap.mmap(-1, RING_BYTES)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(ring))
+    if "ring" in pieces:
+        for i in range(0, RING_BYTES, mmap.PAGESIZE):
+            ring[i] = 1
+        cuda("cuMemHostRegister_v2", ctypes.c_void_p(at), ctypes.c_size_t(RING_BYTES), 3)
+    if "arena" in pieces:
+        cuda("cuMemAlloc_v2", ctypes.byref(arena), ctypes.c_size_t(size))
+    streams = [ctypes.c_void_p() for _ in range(COPY_THREADS)]
+    if "streams" in pieces:
+        for s in streams:
+            cuda("cuStreamCreate", ctypes.byref(s), 1)
+    with open(model, "rb") as f:
+        mapped = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
+    if "mapping" in pieces:
+
+        def touch(first: int) -> None:
+            for i in range(first * mmap.PAGESIZE, size, COPY_THREADS * mmap.PAGESIZE):
+                mapped[i]
+
+        threads = [threading.Thread(target=touch, args=(k,)) for k in range(COPY_THREADS)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    if "copies" in pieces:
+        for k, begin in enumerate(range(0, size, RING_BYTES)):
+            n = min(RING_BYTES, size - begin)
+            cuda(
+                "cuMemcpyHtoDAsync_v2",
+                ctypes.c_ulonglong(arena.value + begin),
+                ctypes.c_void_p(at),
+                ctypes.c_size_t(n),
+                streams[k % COPY_THREADS],
+            )
+        cuda("cuCtxSynchronize")
+    kept += [ring, mapped, cuda]
+    return kept
+
+
+def piece_child(upto: str, model: str) -> None:
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    os.environ.setdefault("CUDA_DEVICE_MAX_COPY_CONNECTIONS", "1")
+    kept = set_up(list(PIECES[: PIECES.index(upto) + 1]), model)
+    os.write(1, b"piece_OK\n")
+    os._exit(0 if kept else 1)
+
+
+def exit_time(o: argparse.Namespace) -> None:
+    me = [sys.executable, os.path.abspath(__file__), "_piece"]
+    commands = {f"... and {p}" if k else p: [*me, p, o.model] for k, p in enumerate(PIECES)}
+    commands["reflex generate"] = [o.reflex, "generate", o.model, PROMPT, "--max-tokens", "1"]
+    if o.bench:
+        commands["cuda_bench first (no Python)"] = [o.bench, "first", o.model]
+    if o.fcold:
+        commands["fcold"] = [o.fcold, o.model, "8", "2"]
+    samples: Samples = {}
+    try:
+        in_turn(commands, o.runs, samples=samples)
+    finally:
+        print("| from the last line to the wait status, bare | p50 ms (range) |\n|---|---|")
+        for what in commands:
+            both = zip(samples.get(what, []), samples.get(f"{what}, to exit", []), strict=False)
+            spans = [end - first for first, end in both]
+            if spans:
+                print(f"| {Path(o.model).stem}: {what} | {spread(spans)} |", flush=True)
+
+
+# ---- from the disk ----------------------------------------------------------------------------
+
+
+def disk(o: argparse.Namespace) -> None:
+    name, drop = Path(o.model).stem, forget(o.model)
+    generate = [o.reflex, "generate", o.model, PROMPT, "--max-tokens", "1"]
+    plain: list[float] = []
+    for _ in range(1 if o.lazy else o.runs):
+        drop()
+        begin = time.perf_counter()
+        subprocess.run(
+            ["dd", f"if={o.model}", "of=/dev/null", "bs=16M", "iflag=direct"],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+        plain.append((time.perf_counter() - begin) * 1e3)
+    first: list[float] = []
+    for _ in range(o.runs):
+        time.sleep(PAUSE_S)
+        drop()
+        first.append(run_cold([*generate, "--experts", "lazy"] if o.lazy else generate)[0])
+    what = "lazy experts" if o.lazy else "the whole file"
+    ratio = percentile(plain, 0.5) / percentile(first, 0.5)
+    print("| cold disk, spawn to first token | p50 ms (range) | plain O_DIRECT read of all, p50 ms | ratio |")
+    print("|---|---|---|---|")
+    print(f"| {name}: {what} | {spread(first)} | {percentile(plain, 0.5):.0f} | {ratio:.2f} |", flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["_piece"]:
+        return piece_child(sys.argv[2], sys.argv[3])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, run, runs in (
+        ("load", load, 5),
+        ("turns", turns, 20),
+        ("exit", exit_time, 6),
+        ("disk", disk, DISK_RUNS),
+    ):
+        p = commands.add_parser(name)
+        p.set_defaults(run=run)
+        p.add_argument("--reflex", required=True)
+        p.add_argument("--runs", type=int, default=runs)
+        if name in ("load", "exit"):
+            p.add_argument("--bench")
+        if name == "exit":
+            p.add_argument("--fcold")
+        if name == "disk":
+            p.add_argument("--lazy", action="store_true")
+        p.add_argument("model")
+    o = parser.parse_args()
+    # Whoever is ended for the time it takes still tells what it has.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ENDED))
+    o.run(o)
+
+
+if __name__ == "__main__":
+    main()
