@@ -107,7 +107,7 @@ __device__ __forceinline__ void score_row(const IndexParams& p, int row, const i
   for (int tile = 0; tile < tiles; ++tile, query += chunks * 64, scale += kIndexHeads) {
     float acc[kTiles][4] = {};
     const auto chunk = [&](int c, const uint4(&key)[kTiles]) {
-      const uint4 low = __ldg(query + 64 * c), high = __ldg(query + 64 * c + 32);
+      const uint4 low = query[64 * c], high = query[64 * c + 32];
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) multiply(acc[i], low, high, key[i], static_cast<const S*>(nullptr));
     };
