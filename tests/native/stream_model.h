@@ -1,22 +1,27 @@
 // A small decoder of streams, n-grams and attention over chosen blocks, and rows for it: for the tests of
 // both backends.
 #pragma once
+#include <cmath>
+
 #include "plan_builder.h"
 #include "rowset.h"
 
 namespace native_test {
 
 inline constexpr int32_t kWidth = 20, kVocab = 61, kStreams = 3, kAll = kStreams * kWidth, kRank = 7;
-inline constexpr int32_t kHeads = 4, kKvHeads = 2, kHeadDim = 6, kRot = 4;
-inline constexpr int32_t kIndexHeads = 5, kIndexDim = 9, kBlock = 3, kBlocks = 4;
+inline constexpr int32_t kRot = 4, kIndexDim = 9, kBlock = 3, kBlocks = 4;
 inline constexpr int32_t kGramHeads = 4, kGramWidth = 3, kGrams = 3, kTableRows = 41, kTaps = 3, kEos = 5;
+
+struct StreamHeads {
+  int32_t heads = 4, kv_heads = 2, head_dim = 6, v_dim = 6, index_heads = 5, index_dim = kIndexDim;
+};
 
 /// embed -> streams -> n-grams -> mix -> attention over blocks -> inject -> mix -> head, with random weights.
 /// With n_blocks 0: plain attention.
 class Streams : public PlanBuilder {
  public:
-  explicit Streams(Rows rows, int32_t n_blocks = kBlocks)
-      : PlanBuilder(kVocab, kWidth, 7, 0.5f), n_blocks_(n_blocks) {
+  explicit Streams(Rows rows, int32_t n_blocks = kBlocks, const StreamHeads& heads = {})
+      : PlanBuilder(kVocab, kWidth, 7, 0.5f), n_blocks_(n_blocks), heads_(heads) {
     plan.ropes = {{kRot, RopeSpec::Pairing::adjacent, {1.0f, 0.1f}, 1.0f}};
     const ValueId e = embed("table"), x = ngrams(push(value(kAll), Repeat{e, kNone, kStreams}));
     ValueId logits = kNone;
@@ -52,44 +57,42 @@ class Streams : public PlanBuilder {
     const ValueId up = linear(low, "up", kAll);
     return push(like(x, kWidth), StreamMix{n, up, kNone, kStreams});
   }
-  ValueId plain_attention(ValueId h, Rows rows) {
-    Attention op{};
-    op.q = linear(with_rows(h, rows), "q", kHeads * kHeadDim);
-    op.k = linear(h, "k", kKvHeads * kHeadDim);
-    op.v = linear(h, "v", kKvHeads * kHeadDim);
-    op.k_state = state("k", StateSpec::Kind::per_token, kKvHeads * kHeadDim, false);
-    op.v_state = state("v", StateSpec::Kind::per_token, kKvHeads * kHeadDim, false);
-    op.n_heads = kHeads;
-    op.n_kv_heads = kKvHeads;
-    op.head_dim = op.v_head_dim = kHeadDim;
-    op.scale = 0.4f;
-    return linear(push(like(op.q, kHeads * kHeadDim), op), "output", kWidth);
+  /// The operands that both kinds of attention have.
+  template <class T>
+  void read_heads(T& op, ValueId h, Rows rows) {
+    const StreamHeads& n = heads_;
+    op.q = linear(with_rows(h, rows), "q", n.heads * n.head_dim);
+    op.k = linear(h, "k", n.kv_heads * n.head_dim);
+    op.v = linear(h, "v", n.kv_heads * n.v_dim);
+    op.k_state = state("k", StateSpec::Kind::per_token, n.kv_heads * n.head_dim, false);
+    op.v_state = state("v", StateSpec::Kind::per_token, n.kv_heads * n.v_dim, false);
+    op.n_heads = n.heads;
+    op.n_kv_heads = n.kv_heads;
+    op.head_dim = n.head_dim;
+    op.v_head_dim = n.v_dim;
+    op.scale = 1.0f / std::sqrt(static_cast<float>(n.head_dim));
   }
   ValueId attention(ValueId h, Rows rows) {
-    if (n_blocks_ == 0) return plain_attention(h, rows);
+    const StreamHeads& n = heads_;
+    if (n_blocks_ == 0) {
+      Attention op{};
+      read_heads(op, h, rows);
+      return linear(push(like(op.q, n.heads * n.v_dim), op), "output", kWidth);
+    }
     BlockAttention op{};
-    const ValueId hq = with_rows(h, rows);
-    op.q = linear(hq, "q", kHeads * kHeadDim);
-    op.k = linear(h, "k", kKvHeads * kHeadDim);
-    op.v = linear(h, "v", kKvHeads * kHeadDim);
-    const ValueId iq = linear(hq, "iq", kIndexHeads * kIndexDim);
-    op.index_q = push(like(hq, width(iq)), Rope{iq, kNone, 0, kIndexHeads});
-    op.index_k = linear(h, "ik", kIndexDim);
-    op.k_state = state("k", StateSpec::Kind::per_token, kKvHeads * kHeadDim, false);
-    op.v_state = state("v", StateSpec::Kind::per_token, kKvHeads * kHeadDim, false);
-    op.index_state = state("index", StateSpec::Kind::per_token, kIndexDim, false);
-    op.index_norm = weight("index norm", kIndexDim, 1);
+    read_heads(op, h, rows);
+    const ValueId iq = linear(with_rows(h, rows), "iq", n.index_heads * n.index_dim);
+    op.index_q = push(like(iq, width(iq)), Rope{iq, kNone, 0, n.index_heads});
+    op.index_k = linear(h, "ik", n.index_dim);
+    op.index_state = state("index", StateSpec::Kind::per_token, n.index_dim, false);
+    op.index_norm = weight("index norm", n.index_dim, 1);
     op.index_rope = 0;
-    op.n_heads = kHeads;
-    op.n_kv_heads = kKvHeads;
-    op.head_dim = op.v_head_dim = kHeadDim;
-    op.index_heads = kIndexHeads;
-    op.index_dim = kIndexDim;
+    op.index_heads = n.index_heads;
+    op.index_dim = n.index_dim;
     op.block_size = kBlock;
     op.n_blocks = n_blocks_;
-    op.scale = 0.4f;
     op.index_eps = 1e-6f;
-    return linear(push(like(hq, kHeads * kHeadDim), op), "output", kWidth);
+    return linear(push(like(op.q, n.heads * n.v_dim), op), "output", kWidth);
   }
 
   ValueId norm(ValueId x) {
@@ -99,6 +102,7 @@ class Streams : public PlanBuilder {
   ValueId add(ValueId a, ValueId b) { return push(like(a, kAll), Add{a, b, kNone}); }
 
   const int32_t n_blocks_;
+  const StreamHeads heads_;
 };
 
 /// Rows whose tokens are kEos now and then, two of three an output.

@@ -92,6 +92,21 @@ TEST(cuda_streams_rows_over_many_blocks_agree_with_the_reference) {
     }
 }
 
+TEST(cuda_streams_heads_of_any_size_agree_with_the_reference) {
+  NEED_GPU();
+  const StreamHeads shapes[] = {{20, 1, 64, 72, 17, 32},   // more heads than a block takes
+                                {6, 2, 128, 128, 16, 64},  // as the models have them
+                                {3, 3, 260, 12, 1, 130}};  // wide, and no whole quads of f16
+  for (const StreamHeads& heads : shapes)
+    for (const bool exact : {true, false}) {
+      const Streams streams(Rows::outputs, kBlocks, heads);
+      Sequence s = sequence(streams, exact);
+      s.run(chain(0, 33));
+      for (int32_t at = 33; at < 36; ++at) s.run(chain(at, 1));
+      s.run(forks(36, branches(36)));
+    }
+}
+
 TEST(cuda_streams_taken_back_give_the_bits_of_the_first_time) {
   NEED_GPU();
   for (const bool exact : {true, false}) {
