@@ -25,8 +25,9 @@ from ..gpu.bounds import assert_fast
 from ..oracle.references import EXACT_MAX_DIFF, fixture_path, load
 from ..oracle.test_system1 import mixed_candidates, run
 
-# One of each kind of layer: plain attention (F32 and quantised), mixtures, Gated DeltaNet, latent attention.
-FIXTURES = ("qwen3-tied", "llama-q4_0", "qwen2moe", "qwen35moe", "deepseek2-lite")
+# One of each kind of layer: plain attention (F32 and quantised), mixtures, Gated DeltaNet, latent attention,
+# streams with n-grams and attention over chosen blocks.
+FIXTURES = ("qwen3-tied", "llama-q4_0", "qwen2moe", "qwen35moe", "deepseek2-lite", "qwen4exp")
 # Sparse attention's bounds in fast mode are of two kinds of rows: tests/gpu has them.
 EXACT_FIXTURES = (*FIXTURES, "deepseek32")
 PROMPT, TOKENS, CANDIDATES = 20, 8, 6
