@@ -244,6 +244,7 @@ def exit_time(o: argparse.Namespace) -> None:
     commands["reflex generate"] = [o.reflex, "generate", o.model, PROMPT, "--max-tokens", "1"]
     if o.bench:
         commands["cuda_bench first (no Python)"] = [o.bench, "first", o.model]
+        commands["the same by pread (no mapping to undo)"] = [o.bench, "first", o.model, "read"]
     if o.fcold:
         commands["fcold"] = [o.fcold, o.model, "8", "2"]
     samples: Samples = {}
