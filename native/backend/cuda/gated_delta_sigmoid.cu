@@ -4,6 +4,6 @@
 namespace reflex::cuda {
 
 REFLEX_KERNEL(delta_outputs_sigmoid, DeltaParams, kDeltaWarps * 32) { gated_outputs<true>(p); }
-REFLEX_KERNEL(delta_one_sigmoid, DeltaParams, 1024) { one_row<true>(p); }
+REFLEX_KERNEL(delta_one_sigmoid, DeltaParams, 1024, 1) { one_row<true>(p); }
 
 }  // namespace reflex::cuda
