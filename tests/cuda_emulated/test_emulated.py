@@ -29,7 +29,7 @@ from ..oracle.test_system1 import mixed_candidates, run
 # streams with n-grams and attention over chosen blocks.
 FIXTURES = ("qwen3-tied", "llama-q4_0", "qwen2moe", "qwen35moe", "deepseek2-lite", "qwen4exp")
 # Sparse attention's bounds in fast mode are of two kinds of rows: tests/gpu has them.
-EXACT_FIXTURES = (*FIXTURES, "deepseek32")
+EXACT_FIXTURES = (*FIXTURES, "deepseek32", "deepseek4")
 PROMPT, TOKENS, CANDIDATES = 20, 8, 6
 ROWS = 33  # of the reference: a chunk of the delta rule and one more
 

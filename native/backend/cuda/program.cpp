@@ -113,7 +113,7 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
       delta_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
       latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
       index_(*device_, steps_, options.max_rows, options.n_ctx),
-      window_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
+      window_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.n_ctx, options.exact),
       blocks_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.n_ctx, options.exact),
       ngrams_(plan_, steps_),
       forks_(std::any_of(plan_.states.begin(), plan_.states.end(),

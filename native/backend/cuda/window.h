@@ -11,7 +11,7 @@ namespace reflex::cuda {
 class WindowSteps {
  public:
   /// Error(unsupported) names sizes that the kernels do not take.
-  WindowSteps(Device& device, const StepList& steps, int32_t max_rows, bool exact);
+  WindowSteps(Device& device, const StepList& steps, int32_t max_rows, int32_t n_ctx, bool exact);
   size_t scratch_bytes() const { return partial_.bytes() + tickets_.bytes(); }
   /// Launches a layer's attention over `rows` queries; `p` comes with values, states, selection and pass.
   void run(Launcher& launcher, const WindowAttention& op, WindowParams p, int32_t rows, bool f32) const;
@@ -19,8 +19,10 @@ class WindowSteps {
  private:
   void check(const Compressor& op) const;
   int32_t tile_slots(int32_t dim_pad) const;
+  int32_t splits(const WindowAttention& op, int32_t top_k, int32_t blocks) const;
 
   Device& device_;
+  const int32_t n_ctx_;
   const bool exact_;
   DeviceBuffer partial_, tickets_;
 };

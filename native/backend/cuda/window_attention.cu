@@ -60,20 +60,34 @@ __device__ __forceinline__ void load_rows(S* tile, int stride, int slots, const 
   copy_commit();
 }
 
-/// As attention_tile.cuh's merged(), with the sink's share of the total.
-__device__ __forceinline__ float merged_with_sink(const float* partial, int splits, size_t next, int c,
-                                                  float sink) {
-  float top = sink, sum = 0;
-  for (int s = 0; s < splits; ++s) top = fmaxf(top, __ldcg(partial + s * next));
-  float total = expf(sink - top);
-  for (int s = 0; s < splits; ++s) {
-    const float own = __ldcg(partial + s * next);
-    if (own == -INFINITY) continue;
-    const float by = expf(own - top);
-    total += by * __ldcg(partial + s * next + 1);
-    sum += by * __ldcg(partial + s * next + 2 + c);
+/// The sums of all splits, each (top, total, o (D)) a head, to out (heads, D), with the sinks' share of the
+/// totals. First what each split's sums are worth, a thread each; then the values, whose loads wait for
+/// nothing.
+__device__ __forceinline__ void merge(const WindowParams& p, const float* partial, int splits, int first_head,
+                                      float* out) {
+  static_assert(kWindowHeads * kWindowSplits == kThreads && kWindowSplits == 16);
+  __shared__ float worth[kWindowHeads][kWindowSplits];
+  const size_t size = p.head_dim + 2, next = kWindowHeads * size;
+  const int split = threadIdx.x % kWindowSplits, own_head = threadIdx.x / kWindowSplits;
+  const float sink = first_head + own_head < p.n_heads ? p.sinks[first_head + own_head] : 0.0f;
+  const float* own = partial + split * next + own_head * size;
+  const float top = split < splits ? __ldcg(own) : -INFINITY;
+  float most = fmaxf(top, sink);
+#pragma unroll
+  for (int m = kWindowSplits / 2; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(kFull, most, m));
+  const float by = top == -INFINITY ? 0.0f : expf(top - most);  // -inf: the split saw nothing
+  const float total = warp_sum<kWindowSplits>(by == 0.0f ? 0.0f : by * __ldcg(own + 1));
+  worth[own_head][split] = by / (total + expf(sink - most));
+  __syncthreads();
+  for (int i = threadIdx.x; i < kWindowHeads * p.head_dim; i += kThreads) {
+    const int head = i / p.head_dim, c = i % p.head_dim;
+    if (first_head + head >= p.n_heads) break;
+    const float* from = partial + head * size + 2 + c;
+    float sum = 0;
+#pragma unroll 8
+    for (int s = 0; s < splits; ++s) sum += worth[head][s] * __ldcg(from + s * next);
+    out[static_cast<size_t>(head) * p.head_dim + c] = sum;
   }
-  return sum / total;
 }
 
 /// The block's sums to their place, or for the last of several splits to merge.
@@ -114,12 +128,7 @@ __device__ __forceinline__ void finish(const WindowParams& p, const AttentionTil
         out[static_cast<size_t>(head) * p.head_dim + column] = o[i][c] * m.keep[head] / m.total[head];
     }
   if (splits == 1 || !is_last(p.tickets + at, splits, last)) return;
-  for (int i = threadIdx.x; i < kWindowHeads * p.head_dim; i += kThreads) {
-    const int head = i / p.head_dim, c = i % p.head_dim;
-    if (first_head + head < p.n_heads)
-      out[static_cast<size_t>(head) * p.head_dim + c] =
-          merged_with_sink(partial + head * size, splits, kWindowHeads * size, c, p.sinks[first_head + head]);
-  }
+  merge(p, partial, splits, first_head, out);
 }
 
 /// grid (ceil(H / kWindowHeads), rows, splits)
