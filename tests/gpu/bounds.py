@@ -35,6 +35,24 @@ ROUNDED_OPERANDS_RMS = {
     ("qwen3moe", 0): 0.0467,
     ("qwen3moe", 1): 0.0467,
 }
+# Files other than F32: a CPU rounds activations to 8 bits for most of them and is 0.03 to 0.13 off, a card
+# keeps 15 bits or f16. The largest of 22 files is qwen3-iq4_xs; the others are 0.0006 to 0.0059. (Under the
+# emulator alone: on the card these were only held to the CPU's bounds.)
+BLOCKS = (
+    "q4_0",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "q8_0",
+    "iq4_xs",
+    "legacy",
+    "lowbit",
+    "mxfp4",
+    "bf16",
+    "f16",
+    "demo",
+)
+BLOCKS_RMS = 0.0066
 MARGIN = 1.25
 # The row from which on a fixture may be that far off.
 FIRST_FLIPPED = {"qwen3moe": 36}
@@ -46,6 +64,8 @@ def rounded_bound(name: str, chunk: int) -> float:
 
 
 def fast_bound_on_the_card(name: str, chunk: int) -> float:
+    if name.split("-")[-1] in BLOCKS:
+        return min(fast_rms_bound(name), MARGIN * BLOCKS_RMS)
     return max(fast_rms_bound(name), rounded_bound(name, chunk))
 
 
