@@ -49,6 +49,7 @@ std::vector<Named> shapes() {
   window.window = 33;
   window.experts = 0;
   window.rot = window.dim;
+  window.streams = 6;  // whose weights take a launch for each step
   CompressedShape quantised;
   quantised.d = 128;
   quantised.dim = 64;

@@ -3,8 +3,9 @@
 // Fusions: linear maps of one input are one step; a norm whose only readers are such maps is part of
 // them, also where output rows are selected in between (a norm is per row, so select(norm(x)) is
 // norm(select(x))); SwiGLU and a residual add ride on the product that feeds them; per-head norm,
-// rotary embedding, the state's write and attention are one step. What fits no pattern is a step of
-// its own, so any valid plan runs.
+// rotary embedding, the state's write and attention are one step; so are the weights of a mix of streams,
+// what they come from and what is read by them. What fits no pattern is a step of its own, so any valid
+// plan runs.
 #include <algorithm>
 
 #include "backend/cuda/hyper_params.h"
