@@ -5,6 +5,7 @@ from __future__ import annotations
 from .cli_args import Option, UsageError, int32, parse
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, boot_driver, demo_path, engine_options
+from .descriptors import open_standard_descriptors
 from .signals import take_over
 
 
@@ -51,6 +52,7 @@ def enough(name):
 
 
 def main(name, argv):
+    open_standard_descriptors()  # before anything opens a file: it would get the number of a closed one
     take_over()
     boot_driver(argv)
     from .serve import ServeOptions, run_stdio, run_uds

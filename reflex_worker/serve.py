@@ -6,6 +6,7 @@ core maps the file and starts the device.
 
 from __future__ import annotations
 
+from .descriptors import open_standard_descriptors, take_stdio
 from .loading import Loader
 
 TYPE_CHECKING = False
@@ -115,8 +116,8 @@ class OptionError(Exception):
 def run_stdio(options: ServeOptions) -> int:
     """Serve stdin and stdout until the end of input; the exit status. Raises what loading raised."""
     options.check()
-    _open_standard_descriptors()
-    in_fd, out_fd = _take_stdio()
+    open_standard_descriptors()
+    in_fd, out_fd = take_stdio()
     loader = _begin(options, in_fd)
     from .transport_stdio import serve_stdio, stdio_channel
 
@@ -130,7 +131,7 @@ def run_uds(path: str, options: ServeOptions) -> int:
     """Serve a Unix socket until a signal or a shutdown line; the exit status. Raises what loading
     raised, and SocketError."""
     options.check()
-    _open_standard_descriptors()
+    open_standard_descriptors()
     loader = _begin(options)
     from .transport_uds import SocketFile, serve_uds
 
@@ -151,33 +152,6 @@ def _begin(options: ServeOptions, input_fd: int = -1) -> Loader:
         loader.start(options.model, interruptible=False)
     import_msgspec()
     return loader
-
-
-def _open_standard_descriptors() -> None:
-    """Whoever closed our stdin, stdout or stderr must not have a file of ours take its number."""
-    import posix
-
-    for fd in (0, 1, 2):
-        try:
-            posix.fstat(fd)
-        except OSError:
-            posix.open("/dev/null", posix.O_RDWR)  # takes the lowest number that is free: this one
-
-
-def _take_stdio() -> tuple[int, int]:
-    """The process's stdin and stdout as private descriptors. From now on descriptor 1 leads to stderr and
-    descriptor 0 to nothing, so that no library can write into the protocol or eat a request."""
-    import posix
-
-    in_fd, out_fd = posix.dup(0), posix.dup(1)
-    nothing = posix.open("/dev/null", posix.O_RDWR)
-    posix.dup2(nothing, 0, inheritable=True)
-    try:
-        posix.dup2(2, 1, inheritable=True)
-    except OSError:  # stderr is closed
-        posix.dup2(nothing, 1, inheritable=True)
-    posix.close(nothing)
-    return in_fd, out_fd
 
 
 def import_msgspec() -> None:

@@ -173,6 +173,8 @@ class Worker:
             return True
         if not self._queue:
             return False
+        if self._load_line is not None:  # it is answered before what came after it
+            return False
         return not self._loading or isinstance(self._queue[0].item, ErrorFinal)
 
     @property

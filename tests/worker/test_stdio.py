@@ -183,6 +183,34 @@ def test_standard_descriptors_that_are_closed(closed):
     assert expected in done.stdout and b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("model", ["--demo", ""])
+def test_the_command_itself_with_closed_descriptors(closed, model):
+    """The pipe of signals took the number of a closed descriptor: a ready line was read as two signals."""
+    argv = ["stdio", *filter(None, [model])]
+    code = f"import sys; from reflex_worker import cli; sys.exit(cli.main({argv}))"
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+    line = b'{"type":"ping","id":"a"}\n'
+    # cwd: the installed package, not the source folder of a checkout
+    done = subprocess.run(command, input=line, capture_output=True, timeout=WAIT, cwd="/")
+    assert done.returncode == 0, done.stderr
+    expected = b"" if "<" in closed or ">&- 2" in closed or closed == ">&-" else b'"id":"a"'
+    assert expected in done.stdout and b"Traceback" not in done.stderr
+
+
+def test_nothing_overtakes_the_answer_to_a_load(tmp_path):
+    """A line that was refused as it came was answered before the load that stood in front of it."""
+    gate = tmp_path / "gate"
+    with stdio_worker(model=None, engine={"gate": str(gate)}) as worker:
+        worker.tell(type="load", id="L", model="m.gguf")
+        worker.tell(id="bad", promt=1)
+        worker.tell(id="b", prompt="ab", max_tokens=1)
+        worker.tell(type="ping", id="now")
+        assert worker.hear()["id"] == "now"  # control lines go first: all four have been read
+        gate.touch()
+        assert [worker.hear()["id"] for _ in range(3)] == ["L", "bad", "b"]
+
+
 def test_files_in_place_of_pipes(tmp_path):
     (tmp_path / "in").write_bytes(b'{"id":"a","prompt":"ab","max_tokens":1}\n' * 3)
     with open(tmp_path / "in", "rb") as given, open(tmp_path / "out", "wb") as taken:
