@@ -19,6 +19,7 @@ from .messages import (
     EVENT_TYPES,
     ClientMessage,
     ErrorFinal,
+    Experts,
     Fields,
     GenerateFinal,
     Request,
@@ -259,6 +260,7 @@ def _duplicate(line: bytes, fields: Fields) -> str | None:
 _CHOICES: Final = {
     "score": get_args(ScoreKind),
     "mode": get_args(ShutdownMode),
+    "experts": get_args(Experts),
     "constraint.type": ("json_schema", "regex", "lark"),
 }
 

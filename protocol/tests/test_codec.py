@@ -106,6 +106,19 @@ def test_nesting_too_deep_is_an_error_and_not_a_crash():
     assert isinstance(decode_line(b"[" * 1_000_000), LineError)
 
 
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        (b'{"type":"load","id":"x","model":"m","experts":"never"}', "auto, lazy, eager"),
+        (b'{"type":"shutdown","mode":"soon"}', "drain, now"),
+    ],
+)
+def test_a_value_out_of_a_list_is_answered_with_the_list(line, choices):
+    """`experts` was answered with "a documented value"."""
+    found = decode_line(line)
+    assert isinstance(found, LineError) and f"expected one of {choices}, found" in found.message
+
+
 def test_the_id_of_a_bad_line_is_echoed_wherever_it_stands_if_the_line_is_json():
     assert decode_line(b'{"prompt":7,"stop":[],"id":"late"}').id == "late"
     assert decode_line(b'{"prompt":"x","id":null}') == Request(prompt="x")

@@ -142,6 +142,8 @@ def from_worker(error: Exception, n_ctx: int = 0) -> ApiError:
         headers = {"retry-after": "1"} if status == 503 else {}
         param = _field_of(message) if status == 400 else None
         return ApiError(status, message, code=code, headers=headers, param=param)
-    if isinstance(error, (WorkerDied, RemoteProtocolError)):
+    if isinstance(error, WorkerDied):  # its last words on stderr are for the log: they name files and devices
+        return WorkerGone(error.brief)
+    if isinstance(error, RemoteProtocolError):
         return WorkerGone(str(error))
     raise error

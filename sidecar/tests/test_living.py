@@ -270,6 +270,8 @@ def test_a_worker_that_is_stuck_is_killed(start_server: StartServer):
     server = start_server("--stuck-timeout", "1")
     r = server.chat("[[hang]]")
     assert r.status_code == 503 and error_of(r)["code"] == "worker_crashed"
+    # What the worker said last names files and devices: it is for the log, not for clients.
+    assert "stderr" not in error_of(r)["message"]
     assert "stuck" in server.log
     server.until(lambda: server.health()["status"] == "ok")
 

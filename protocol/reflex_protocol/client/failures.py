@@ -35,13 +35,15 @@ class WorkerDied(ProtocolError):
     """The worker, or the connection to it, ended before it had answered.
 
     `exit_status` is that of the process (negative: killed by that signal) where the client
-    started it, else None; `stderr` holds the last lines it wrote there.
+    started it, else None; `stderr` holds the last lines it wrote there;
+    `brief` says how it ended, without them.
     """
 
     def __init__(self, exit_status: int | None, stderr: list[str]) -> None:
         how = "closed the connection" if exit_status is None else f"ended with status {exit_status}"
         tail = f"; last on stderr: {stderr[-1]}" if stderr else ""
         super().__init__(f"the worker {how}{tail}")
+        self.brief = f"the worker {how}"
         self.exit_status = exit_status
         self.stderr = stderr
 
