@@ -7,6 +7,7 @@ process, then everything else.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -22,6 +23,8 @@ LISTEN_BACKLOG = 2048
 def main() -> None:
     """The process; ends it with a status."""
     main_at = time.monotonic()
+    for number in (signal.SIGINT, signal.SIGTERM):  # until the server takes them: nobody has been heard yet
+        signal.signal(number, _leave)
     opts = options.parse(sys.argv[1:])
     template = None
     if opts.chat_template:
@@ -62,6 +65,10 @@ def main() -> None:
     sys.stderr.flush()
     # Nothing is left to tidy up that the kernel does not do faster.
     os._exit(status)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    os._exit(0)  # worker and renderer end with their parent
 
 
 def _listen(host: str, port: int) -> socket.socket:

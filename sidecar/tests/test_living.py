@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -348,6 +350,27 @@ def test_sigterm_finishes_what_is_in_hand(start_server: StartServer, tmp_path: P
         assert running.result().json()["choices"][0]["message"]["content"] == "abc"
         assert waiting.result().json()["choices"][0]["text"] == "ok"
     assert server.process.wait(START_SECONDS) == 0
+
+
+EARLY = """
+import os
+from reflex_sidecar import launch
+def start(argv):
+    os.kill(os.getpid(), {number})
+    return real(argv)
+real, launch.start = launch.start, start
+launch.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_is_up_leaves_without_a_traceback(number: signal.Signals):
+    """Until the web stack was imported SIGINT ended in a KeyboardInterrupt, SIGTERM in a death by signal."""
+    code = EARLY.format(number=int(number))
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--demo", "--port", "0"], capture_output=True, timeout=START_SECONDS
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_second_signal_ends_at_once(start_server: StartServer, open_request: OpenRequest):
