@@ -1,23 +1,11 @@
 // Gated DeltaNet, latent attention and slices of heads on the GPU. Without one every case says so and
 // checks nothing; tests/gpu/check.sh is where they must run.
+#include "cuda_device.h"
 #include "mixer_cases.h"
 
 using namespace mixer_cases;
 
 namespace {
-
-bool have_gpu(const char* name) {
-  static const int count = cuda_device_count();
-  if (count == 0) std::fprintf(stderr, "%s: skipped, there is no CUDA device\n", name);
-  return count > 0;
-}
-#define NEED_GPU() \
-  if (!have_gpu(__func__)) return
-
-Backend& gpu() {
-  static const std::unique_ptr<Backend> backend = make_cuda_backend(0);
-  return *backend;
-}
 
 Cases cases() { return Cases(gpu(), {}); }
 

@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "cpu_reference.h"
+#include "cuda_device.h"
 #include "cuda_model.h"
 
 using namespace reflex;
@@ -18,19 +19,6 @@ namespace {
 constexpr double kExactNmse = 1e-10;
 // f16 activations, keys and values, and a 4-bit scale and minimum rounded to f16; design.md allows 1e-4.
 constexpr double kFastNmse = 5e-5;
-
-bool have_gpu(const char* name) {
-  static const int count = cuda_device_count();
-  if (count == 0) std::fprintf(stderr, "%s: skipped, there is no CUDA device\n", name);
-  return count > 0;
-}
-#define NEED_GPU() \
-  if (!have_gpu(__func__)) return
-
-Backend& gpu() {
-  static const std::unique_ptr<Backend> backend = make_cuda_backend(0);
-  return *backend;
-}
 
 std::unique_ptr<Program> compile(const Plan& plan, bool exact, int32_t max_rows = 256, int32_t n_ctx = 2048,
                                  const std::string& load_mode = "") {

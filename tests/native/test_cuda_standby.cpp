@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "check.h"
+#include "cuda_device.h"
 #include "cuda_model.h"
 #include "rowset.h"
 
@@ -15,12 +16,6 @@ using namespace cuda_test;
 using native_test::Rowset;
 
 namespace {
-
-#define NEED_GPU()                                                            \
-  if (cuda_device_count() == 0) {                                             \
-    std::fprintf(stderr, "%s: skipped, there is no CUDA device\n", __func__); \
-    return;                                                                   \
-  }
 
 // Heads and types of the models that stand by for: what a first pass needs must be among the kernels.
 const Shape kUsual{.d = 256,

@@ -5,25 +5,14 @@
 #include <cstring>
 #include <limits>
 
+#include "cuda_device.h"
 #include "sequence.h"
 #include "stream_model.h"
 
 using namespace native_test;
+using cuda_test::gpu;
 
 namespace {
-
-bool have_gpu(const char* name) {
-  static const int count = cuda_device_count();
-  if (count == 0) std::fprintf(stderr, "%s: skipped, there is no CUDA device\n", name);
-  return count > 0;
-}
-#define NEED_GPU() \
-  if (!have_gpu(__func__)) return
-
-Backend& gpu() {
-  static const std::unique_ptr<Backend> backend = make_cuda_backend(0);
-  return *backend;
-}
 
 // Keys in f16 choose another block where two are as good: a few of a row's slots then differ.
 constexpr double kOtherChoiceNmse = 2e-2;
