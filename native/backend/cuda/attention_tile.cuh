@@ -36,6 +36,25 @@ struct AttentionTile {
   }
 };
 
+/// A tile in `raw` whose keys are its values too, `width` of each slot's `dim_pad`, and room for the queries
+/// of `heads` heads behind it.
+template <class S>
+__device__ __forceinline__ AttentionTile<S> shared_tile(uint8_t* raw, int slots, int stride, int dim_pad,
+                                                        int width, int heads) {
+  AttentionTile<S> m;
+  m.slots = slots;
+  m.k_stride = m.v_stride = stride;
+  m.q_stride = dim_pad + 4;
+  m.k_steps = dim_pad / 8;
+  m.width = width;
+  auto* tile = reinterpret_cast<S*>(raw);
+  auto* q = reinterpret_cast<float*>(tile + m.slots * m.k_stride);
+  m.k = m.v = tile;
+  m.q = q;
+  m.set_scratch(q + heads * m.q_stride);
+  return m;
+}
+
 /// A warp's 8 slots of the tile, over its part of the key.
 template <class S, int kTerms>
 __device__ __forceinline__ void score(const AttentionTile<S>& m) {

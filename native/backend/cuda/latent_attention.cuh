@@ -93,17 +93,10 @@ __device__ __forceinline__ void attend(const LatentAttentionParams& p, const int
     list += static_cast<size_t>(p.first_row + row) * top_k;
     end = min(top_k, seen_by(p.pass, header.mask_words, pass_row));
   }
-  AttentionTile<S> m;
-  m.slots = p.tile_slots;
-  m.k_stride = m.v_stride = latent_stride(p.dim_pad, sizeof(S) == 4);
-  m.q_stride = p.dim_pad + 4;
-  m.k_steps = p.dim_pad / 8;
-  m.width = p.n_latent;
+  AttentionTile<S> m = shared_tile<S>(raw, p.tile_slots, latent_stride(p.dim_pad, sizeof(S) == 4), p.dim_pad,
+                                      p.n_latent, kLatentHeads);
   auto* tile = reinterpret_cast<S*>(raw);
   auto* q = reinterpret_cast<float*>(tile + m.slots * m.k_stride);
-  m.k = m.v = tile;
-  m.q = q;
-  m.set_scratch(q + kLatentHeads * m.q_stride);
   for (int i = threadIdx.x; i < kLatentHeads * p.dim_pad; i += kThreads) {
     const int head = i / p.dim_pad, k = i % p.dim_pad;
     q[head * m.q_stride + k] =

@@ -140,17 +140,10 @@ __device__ __forceinline__ void attend(const WindowParams& p) {
   let_next_start();
   const int row = blockIdx.y, first_head = blockIdx.x * kWindowHeads;
   const List list(p, *p.pass.header, row, p.on_outputs ? p.pass.outputs[row] : row);
-  AttentionTile<S> m;
-  m.slots = p.tile_slots;
-  m.k_stride = m.v_stride = window_stride(p.dim_pad, sizeof(S) == 4);
-  m.q_stride = p.dim_pad + 4;
-  m.k_steps = p.dim_pad / 8;
-  m.width = p.head_dim;
+  AttentionTile<S> m = shared_tile<S>(raw, p.tile_slots, window_stride(p.dim_pad, sizeof(S) == 4), p.dim_pad,
+                                      p.head_dim, kWindowHeads);
   auto* tile = reinterpret_cast<S*>(raw);
   auto* q = reinterpret_cast<float*>(tile + m.slots * m.k_stride);
-  m.k = m.v = tile;
-  m.q = q;
-  m.set_scratch(q + kWindowHeads * m.q_stride);
   const float* from = p.q + static_cast<size_t>(row) * p.n_heads * p.head_dim;
   for (int i = threadIdx.x; i < kWindowHeads * p.dim_pad; i += kThreads) {
     const int head = i / p.dim_pad, k = i % p.dim_pad;
