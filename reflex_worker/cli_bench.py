@@ -27,7 +27,19 @@ OPTIONS = [
 
 LENGTHS = (1, 8, 32, 128, 512)
 DECODE_PROMPT = [1, 2, 3, 4]
-PHASES = ["launch_ms", "gguf_open_ms", "cuda_init_ms", "model_load_ms", "tokenize_ms", "prompt_eval_ms"]
+# As the result line has them; those with `_at_` are moments since the process began, 0 on a CPU.
+PHASES = [
+    "launch_ms",
+    "gguf_open_ms",
+    "cuda_init_ms",
+    "model_load_ms",
+    "tokenizer_ms",
+    "tokenize_ms",
+    "first_kernel_at_ms",
+    "weights_loaded_at_ms",
+    "prompt_eval_ms",
+    "total_ms",
+]
 
 
 def usage(name):
@@ -103,7 +115,7 @@ def warm(path, values):
 def decode_line(engine, values):
     speeds = []
     n = min(values["decode"], engine.info["n_ctx"] - len(DECODE_PROMPT) - 1)
-    energy = Joules()
+    energy = Joules(engine, values)
     for _ in range(values["repeat"]):
         generation = engine.generate(prompt_token_ids=DECODE_PROMPT, max_tokens=n + 1, ignore_eos=True)
         while generation.step().kind != "done":
@@ -121,20 +133,22 @@ def decode_line(engine, values):
 class Joules:
     """Gross joules by every counter there is, from now on; none where the time is too short for them."""
 
-    def __init__(self):
+    def __init__(self, engine, values):
         import time
 
         from .energy import find_meters
+        from .serve import gpu_of
 
-        self.meters = find_meters()
+        on_gpu = engine.info["device"].startswith("CUDA")
+        self.meters = find_meters(gpu_of(values["device"]) if on_gpu else None)
         self.begin, self.counts = time.monotonic(), {m: read() for m, read in self.meters.items()}
 
     def per(self, tokens):
         import time
 
-        from .cli_energy import COUNTER_REFRESH_S
+        from .energy import REFRESH_S
 
-        if time.monotonic() - self.begin < 10 * COUNTER_REFRESH_S:
+        if time.monotonic() - self.begin < 10 * REFRESH_S["gpu"]:
             return {}
         return {f"{m}_j_per_token": (read() - self.counts[m]) / tokens for m, read in self.meters.items()}
 
@@ -180,6 +194,10 @@ def cold(path, values):
     import os
     import time
 
+    if values["plot"]:
+        from .cli_plot import pyplot_for
+
+        pyplot_for(values["plot"])  # what is missing is told before the runs, not after them
     runs, floors, floor_command = [], [], None
     for k in range(values["cold"] + 1):
         time.sleep(values["pause"])

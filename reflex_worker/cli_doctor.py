@@ -26,7 +26,7 @@ def main(name, argv):
     if values["json"]:
         write(1, result_line("REFLEX_DOCTOR_OK", {**facts, "warnings": warnings}, True))
         return 0
-    write(1, "".join(f"{k:18} {v}\n" for k, v in facts.items()))
+    write(1, "".join(f"{k:20} {v}\n" for k, v in facts.items()))
     write(1, "".join(f"slow: {w}\n" for w in warnings) or "nothing here makes a start slow\n")
     return 0
 
@@ -106,6 +106,12 @@ def cpu_model():
     return "not told"
 
 
+def has_driver():
+    import os
+
+    return any(os.path.exists(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg"))
+
+
 def gpu_facts(warnings):
     """Driver, card, kernels and what a start costs; adds to warnings what makes it slow."""
     import os
@@ -117,9 +123,7 @@ def gpu_facts(warnings):
         "nvcc_at_build": built["nvcc"] or "none: built for the CPU only",
         "kernels_for": built["cuda_archs"] or "none",
     }
-    if not any(
-        os.path.exists(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-    ):
+    if not has_driver():
         return {**facts, "gpu": "none: no NVIDIA driver here"}
     facts["cuda_visible_devices"] = os.environ.get("CUDA_VISIBLE_DEVICES", "not set: all")
     for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"):
@@ -127,6 +131,11 @@ def gpu_facts(warnings):
             warnings.append(
                 f"{name}={os.environ[name]}: every connection costs the context some ms, 1 is enough"
             )
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if len(names) > 1:
+        warnings.append(
+            f"CUDA_VISIBLE_DEVICES lists {len(names)} GPUs: the driver starts them all, a worker uses one"
+        )
     cards = nvml_cards(facts)
     for card in cards:
         if card.persistence == "off":
@@ -141,9 +150,18 @@ def gpu_facts(warnings):
         )
         if image.startswith(("PTX", "none")):
             warnings.append(f"GPU {card.index}: no machine code for it in this build ({image})")
-    facts["uvm_held_by"] = ", ".join(holders()) or "nobody"
-    start_costs(facts, warnings)
+    programs = list(running())
+    facts["nvidia_persistenced"] = persistenced(programs)
+    facts["uvm_held_by"] = ", ".join(holders(programs)) or "nobody"
+    device = start_costs(facts, warnings)
+    if not cards and device:
+        facts["gpu_0"] = f"{device}; kernels: {kernel_image(built['cuda_archs'], capability_of(device))}"
     return facts
+
+
+def capability_of(device):
+    """90 of "CUDA NVIDIA H200, compute capability 9.0, ...", as an engine describes its device."""
+    return int(device.partition("compute capability ")[2].partition(",")[0].replace(".", ""))
 
 
 def nvml_cards(facts):
@@ -152,6 +170,8 @@ def nvml_cards(facts):
 
     system = nvml.system()
     if system is None:
+        told = (read("/proc/driver/nvidia/version") or "").splitlines()
+        facts["gpu_driver"] = told[0] if told else "not told (no NVML)"
         facts["nvml"] = f"none ({nvml.LIBRARY})"
         facts["energy"] = "none without NVML"
         return []
@@ -183,64 +203,115 @@ def kernel_image(archs, capability):
     return f"none (built for {archs or 'no GPU'})"
 
 
-def holders():
-    """Who keeps the GPU registered for unified memory: any process that has called cuInit does."""
+def running():
+    """Every process that can be seen from here: (its program's name, its command line's words)."""
     import os
 
-    found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as f:
                 words = f.read().split(b"\0")
         except OSError:
             continue
-        program = os.path.basename(words[0])
-        if program == b"nvidia-persistenced" and b"--uvm-persistence-mode" in words:
-            found.append("nvidia-persistenced --uvm-persistence-mode")
+        yield os.path.basename(words[0]), words
+
+
+UVM_PERSISTENCE = b"--uvm-persistence-mode"
+
+
+def persistenced(programs):
+    """Whether nvidia-persistenced is at work, and whether it keeps GPUs registered."""
+    for program, words in programs:
+        if program == b"nvidia-persistenced":
+            return f"running {'with' if UVM_PERSISTENCE in words else 'without'} {UVM_PERSISTENCE.decode()}"
+    return "not seen from here"
+
+
+def holders(programs):
+    """Who keeps the GPU registered for unified memory: any process that has called cuInit does."""
+    import os
+
+    found = set()
+    for program, words in programs:
+        if program == b"nvidia-persistenced" and UVM_PERSISTENCE in words:
+            found.add("nvidia-persistenced --uvm-persistence-mode")
         elif b"hold" in words and any(b"reflex" in os.path.basename(w) for w in words):
-            found.append("reflex hold")
+            found.add("reflex hold")
         elif program == b"nvidia-cuda-mps-server":
-            found.append("an MPS server")
-    return sorted(set(found))
+            found.add("an MPS server")
+    return sorted(found)
+
+
+def best_of_two(command, take):
+    """The least of what `take` reads off two runs' output, and the last output; None and what it said on
+    stderr where one fails."""
+    import subprocess
+
+    best, said = None, ""
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            return None, done.stderr.strip()
+        said = done.stdout
+        best = take(said) if best is None else min(best, take(said))
+    return best, said
+
+
+def init_ms(line):
+    return float(line.split("cu_init_ms=")[1].split()[0])
+
+
+def first_token_ms(line):
+    import json
+
+    return json.loads(line)["process_start_to_first_token_ms"]
 
 
 def start_costs(facts, warnings):
-    """cuInit in a fresh process, as things are and with the driver held."""
+    """What a start costs in fresh processes, as things are and with the driver held: cuInit, and the bundled
+    model's first token. The device as the engine describes it, None where none starts."""
+    import json
     import subprocess
 
     from .cli_model import command_head
 
-    def once():
-        best = None
-        for _ in range(2):
-            done = subprocess.run([*command_head(), "hold", "--once"], capture_output=True, text=True)
-            if done.returncode != 0:
-                return None, done.stderr.strip()
-            took = float(done.stdout.split("cu_init_ms=")[1].split()[0])
-            best = took if best is None else min(best, took)
-        return best, ""
-
-    bare, why = once()
+    init = [*command_head(), "hold", "--once"], init_ms
+    start = [*command_head(), "smoke", "--device", "cuda", "--json"], first_token_ms
+    bare, why = best_of_two(*init)
     if bare is None:
         facts["cu_init_ms"] = why
         warnings.append("the CUDA driver does not start: every command with --device auto runs on the CPU")
-        return
+        return None
     facts["cu_init_ms"] = round(bare, 1)
+    took, said = best_of_two(*start)
+    if took is None:
+        facts["start_ms"] = said
+        warnings.append("the bundled model does not run on the GPU")
+        return None
+    facts["start_ms"] = round(took, 1)
     holder = subprocess.Popen([*command_head(), "hold"], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None
         holder.stdout.readline()  # it is ready
-        held, _ = once()
+        held, _ = best_of_two(*init)
+        took, _ = best_of_two(*start)
     finally:
         holder.terminate()
         holder.wait()
-    if held is None:
+    if held is not None and took is not None:
+        facts["cu_init_held_ms"], facts["start_held_ms"] = round(held, 1), round(took, 1)
+        judge_hold(facts, warnings, bare - held)
+    return json.loads(said)["device"]
+
+
+def judge_hold(facts, warnings, gain):
+    """What `reflex hold` would gain here, in ms of cuInit."""
+    if gain > HOLD_WORTH_MS:
+        warnings.append(f"nobody holds the driver: `reflex hold` would take {gain:.0f} ms off every start")
         return
-    facts["cu_init_held_ms"] = round(held, 1)
-    if bare - held > HOLD_WORTH_MS:
-        warnings.append(
-            f"nobody holds the driver: `reflex hold` would take {bare - held:.0f} ms off every start"
-        )
+    facts["without_hold"] = "not measured: the GPU stays registered as things are"
+    if facts["uvm_held_by"] == "nobody":
+        facts["uvm_held_by"] = "nobody seen from here, but cuInit is as fast as with `reflex hold`"
 
 
 HOLD_WORTH_MS = 20

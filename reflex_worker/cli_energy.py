@@ -10,18 +10,15 @@ from .cli_args import Option, UsageError, int32
 from .cli_args import parse as parse_options
 from .cli_args import usage as usage_text
 from .cli_output import result_line
-from .energy import find_meters
+from .energy import REFRESH_S, find_meters
 
 OPTIONS = [
     Option("--runs", int32, 10, "N", help="runs, back to back"),
     Option("--pause", float, 0.3, "S", help="between runs"),
     Option("--idle", float, 2.0, "S", help="how long the idle draw is measured first"),
+    Option("--gpu", int32, 0, "N", help="which of the GPUs that CUDA_VISIBLE_DEVICES lists, else NVML's"),
     Option("--json", help="one JSON object"),
 ]
-
-
-# Of NVML's counter (measured on an H200, driver 580); RAPL's is a hundred times faster.
-COUNTER_REFRESH_S = 0.1
 
 
 def usage(name):
@@ -50,7 +47,9 @@ def main(name, argv):
     command = argv[cut + 1 :]
     if values["runs"] < 1:
         raise UsageError("--runs: expected 1 or more")
-    meters = find_meters()
+    if values["gpu"] < 0:
+        raise UsageError(f"--gpu: expected 0 or more, found {values['gpu']}")
+    meters = find_meters(values["gpu"])
     if not meters:
         raise MeterError("no energy counter here: neither NVML nor a readable RAPL")
     begin, counts = time.monotonic(), {m: read() for m, read in meters.items()}
@@ -66,7 +65,7 @@ def main(name, argv):
         if status != 0:
             raise OSError(f"the command ended with status {status}")
         walls.append(time.monotonic() - t)
-    time.sleep(1.5 * COUNTER_REFRESH_S)
+    time.sleep(1.5 * REFRESH_S["gpu"])
     spent = time.monotonic() - begin
     wall = sorted(walls)[len(walls) // 2]
     fields = {"runs": values["runs"], "wall_ms_p50": wall * 1e3}

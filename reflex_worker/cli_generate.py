@@ -5,11 +5,13 @@ from __future__ import annotations
 from .cli_args import Option, UsageError, int32, uint64
 from .cli_args import usage as usage_text
 from .cli_model import (
+    ENERGY_OPTION,
     MODEL_OPTIONS,
     Progress,
     begin,
     checked_text,
     open_engine,
+    phase_meter,
     with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
@@ -30,6 +32,7 @@ OPTIONS = [
     Option("--logprobs", int32, None, "N", help="tell the log-probability of each token and the N best"),
     Option("--no-special", help="do not read control tokens in the prompt"),
     Option("--stream", help="show the text live"),
+    ENERGY_OPTION,
     Option("--json", help="one JSON object instead of the result line"),
 ]
 
@@ -49,7 +52,10 @@ def main(name, argv):
     stops = [checked_text(s, "--stop") for s in values["stop"]]
     if "" in stops:
         raise UsageError("--stop: expected text, found an empty string")
+    meter = phase_meter(values)
     engine = open_engine(path, values)
+    if meter:
+        meter.mark("model_load")
     progress = Progress(engine)
     generation = with_tokenizer(
         engine,
@@ -76,13 +82,19 @@ def main(name, argv):
         event = generation.step()
         if event.kind != "progress":
             progress.clear()
+            if meter and event.kind == "token" and len(generation.token_ids) == 1:
+                meter.mark("prompt_eval")
         if stream and event.text:
             write(1, event.text)
         if event.kind == "done":
             break
     if stream:
         write(1, "\n")
-    write(1, result_line("REFLEX_GENERATE_OK", fields(engine, generation, values), values["json"]))
+    told = fields(engine, generation, values)
+    if meter:
+        meter.mark("decode" if generation.token_ids else "prompt_eval")
+        told["energy_j"] = meter.joules()
+    write(1, result_line("REFLEX_GENERATE_OK", told, values["json"]))
     return 0
 
 

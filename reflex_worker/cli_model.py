@@ -27,6 +27,10 @@ MODEL_OPTIONS = [
     Option("--isa", str, "", "NAME", help="force a CPU instruction set: portable, avx2, avx512vnni"),
 ]
 
+ENERGY_OPTION = Option(
+    "--energy", help="tell joules by phase, of every counter here and of phases that last long enough for it"
+)
+
 
 def demo_path():
     """The bundled model's file."""
@@ -64,6 +68,16 @@ def open_engine(path, values):
     engine = Engine(path, **engine_options(values))
     note_experts(engine, values["experts"])
     return engine
+
+
+def phase_meter(values):
+    """What --energy reads; None without it. Costs the milliseconds of opening NVML."""
+    if not values["energy"]:
+        return None
+    from .energy import PhaseMeter
+    from .serve import gpu_of
+
+    return PhaseMeter(None if values["device"] == "cpu" else gpu_of(values["device"]))
 
 
 def note_experts(engine, experts):

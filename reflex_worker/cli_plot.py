@@ -45,8 +45,8 @@ def spans(run):
     return out
 
 
-def plot(run, first, floor, floor_is, out, title):
-    """run: the median run's line; first, floor: {"p50", "p95"} in ms. UsageError without matplotlib."""
+def pyplot_for(out):
+    """matplotlib, set to write such a file. UsageError where there is none."""
     try:
         import matplotlib  # pyright: ignore[reportMissingImports]
 
@@ -56,6 +56,12 @@ def plot(run, first, floor, floor_is, out, title):
         raise UsageError(
             "--plot: expected matplotlib (pip install 'reflex-worker[plot]'), found none"
         ) from None
+    return pyplot
+
+
+def plot(run, first, floor, floor_is, out, title):
+    """run: the median run's line; first, floor: {"p50", "p95"} in ms. UsageError without matplotlib."""
+    pyplot = pyplot_for(out)
     drawn = spans(run)
     lanes = [lane for lane in LANES if any(s[0] == lane for s in drawn)]
     figure, axes = pyplot.subplots(figsize=(9, 1.1 + 0.45 * len(lanes)))

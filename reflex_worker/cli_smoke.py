@@ -38,6 +38,7 @@ def main(name, argv):
         "best_idx": scoring.best_index,
         "process_start_to_first_token_ms": generation.timings["first_token_at"],
         **phase_fields(engine, generation.timings),
+        "total_ms": generation.timings["total"] + scoring.timings["total"],
     }
     write(1, result_line("REFLEX_SMOKE_OK", fields, values["json"]))
     return 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 from .cli_args import Option, UsageError
 from .cli_args import usage as usage_text
 from .cli_model import (
+    ENERGY_OPTION,
     MODEL_OPTIONS,
     Progress,
     begin,
     checked_text,
     open_engine,
+    phase_meter,
     with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
@@ -20,6 +22,7 @@ OPTIONS = [
     Option("--score", str, "auto", "KIND", help="auto, logit_sum, logprob_sum or logprob_mean"),
     Option("--temperature", float, 1.0, "T", help="of the softmax over the candidates' scores"),
     Option("--no-special", help="do not read control tokens in the prompt"),
+    ENERGY_OPTION,
     Option("--json", help="one JSON object per line instead of result lines"),
 ]
 
@@ -44,7 +47,10 @@ def main(name, argv):
     if not values["candidate"]:
         raise UsageError(f"{name}: expected at least one --candidate")
     candidates = [checked_text(c, "--candidate") for c in values["candidate"]]
+    meter = phase_meter(values)
     engine = open_engine(path, values)
+    if meter:
+        meter.mark("model_load")
     progress = Progress(engine)
     scoring = with_tokenizer(
         engine,
@@ -77,6 +83,9 @@ def main(name, argv):
         **phase_fields(engine, timings),
         "total_ms": timings["total"],
     }
+    if meter:
+        meter.mark("prompt_eval")
+        final["energy_j"] = meter.joules()
     lines.append(result_line("REFLEX_SYSTEM1_OK", final, values["json"]))
     write(1, "".join(lines))
     return 0

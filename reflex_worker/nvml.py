@@ -58,17 +58,19 @@ def system() -> System | None:
     return None if nvml is None else System(nvml)
 
 
-def joules(index: int, bus_id: bytes | None = None) -> Read | None:
-    """The energy counter of the card on a PCI bus, else of that index: joules so far. None where there
-    is none."""
+def joules(index: int, bus_id: bytes | None = None, uuid: bytes | None = None) -> Read | None:
+    """The energy counter of the card on a PCI bus, or of that UUID, else of that index: joules so far. None
+    where there is none."""
     nvml = _open()
     if nvml is None:
         return None
     handle = ctypes.c_void_p()
-    if bus_id is None:
-        failed = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-    else:
+    if bus_id is not None:
         failed = nvml.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle))
+    elif uuid is not None:
+        failed = nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
+    else:
+        failed = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
     return None if failed else energy_counter(nvml, handle)
 
 

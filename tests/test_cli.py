@@ -254,6 +254,17 @@ def test_bench_warm_and_cold(reflex):
     rows = [json.loads(ln) for ln in done.stdout.splitlines()]
     assert rows[-1]["event"] == "REFLEX_BENCH_COLD_OK" and rows[-1]["runs"] == 2
     assert {"spawn_to_first_token_ms", "launch_ms", "prompt_eval_ms"} <= {r.get("phase") for r in rows}
+    assert {"cuda_init_ms", "first_kernel_at_ms", "total_ms"} <= {r.get("phase") for r in rows}
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_runs_and_not_after_them(reflex):
+    try:
+        import matplotlib  # noqa: F401  # pyright: ignore
+    except ImportError:
+        done = reflex("bench", "--demo", "--cold", "1", "--plot", "x.svg")
+        assert done.returncode == 2 and "matplotlib" in done.stderr and done.stdout == ""
+    else:
+        pytest.skip("matplotlib is here")
 
 
 def test_smoke_and_doctor(reflex):

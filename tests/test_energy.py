@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -46,6 +47,10 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
   *handle = (void *)(bus[0] == '7' ? 8L : 1L);
   return 0;
 }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+  *handle = (void *)(uuid[4] == 'b' ? 5L : 6L);
+  return 0;
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) { *handle = (void *)(i + 1L); return 0; }
 int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *mj) {
   static unsigned long long n;
@@ -70,7 +75,13 @@ int nvmlDeviceGetPersistenceMode(void *handle, int *mode) {
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long memory[3]) { memory[0] = 80ull << 30; return 0; }
 """
 CUDA = r"""
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+#include <stdlib.h>
+int cuDeviceGetCount(int *n) { *n = getenv("ONE_DEVICE") ? 1 : 3; return getenv("NO_CUDA") ? 3 : 0; }
+int cuDeviceGet(int *device, int ordinal) {
+  int n, failed = cuDeviceGetCount(&n);
+  *device = getenv("ONE_DEVICE") ? 2 : ordinal;
+  return failed ? failed : ordinal >= n;
+}
 int cuDeviceGetPCIBusId(char *bus, int n, int device) {
   bus[0] = device == 2 ? '7' : '0';
   bus[1] = 0;
@@ -110,9 +121,11 @@ def with_stand_ins(tmp_path):
         subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "x.c"], check=True)
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
 
-    def lines(code: str) -> list[str]:
+    def lines(code: str, **settings: str) -> list[str]:
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, cwd="/")
+        done = subprocess.run(
+            command, env={**env, **settings}, capture_output=True, text=True, timeout=60, cwd="/"
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
@@ -123,6 +136,48 @@ def test_the_gpu_that_is_read_is_the_one_that_computes(with_stand_ins):
     """CUDA and NVML number GPUs in orders of their own: device 2 may be NVML's 7."""
     # One count at each opening, and half a joule more at each look.
     assert with_stand_ins(READ_ALL) == ["1.5 9.5", "{'gpu': 0.5}"]
+
+
+READ_ONE = "import sys; from reflex_worker.energy import nvml_joules; print(nvml_joules({})())"
+
+
+def test_the_gpu_that_a_command_has_narrowed_its_view_to_is_number_0_there(with_stand_ins):
+    """`--device cuda:2` sets CUDA_VISIBLE_DEVICES: CUDA knew no device 2 then, and NVML's 2 was read."""
+    assert with_stand_ins(READ_ONE.format(2), ONE_DEVICE="1") == ["8.5"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpu", "joules"), [("3,1", 0, "4.5"), ("3,1", 1, "2.5"), ("GPU-b7", 0, "5.5"), ("", 1, "2.5")]
+)
+def test_where_cuda_does_not_run_the_card_is_the_one_the_command_will_see(
+    with_stand_ins, visible, gpu, joules
+):
+    """`reflex energy` measures from outside."""
+    assert with_stand_ins(READ_ONE.format(gpu), NO_CUDA="1", CUDA_VISIBLE_DEVICES=visible) == [joules]
+
+
+def test_a_phase_has_joules_of_its_own_where_it_outlasts_the_counters_refresh(monkeypatch):
+    import time
+
+    clock, joules = iter([0.0, 0.2, 1.2, 1.21]), iter([100.0, 130.0, 330.0, 331.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(energy, "find_meters", lambda gpu: {"gpu": lambda: next(joules)})
+    meter = energy.PhaseMeter(0)
+    for phase in ("model_load", "prompt_eval", "decode"):
+        meter.mark(phase)
+    assert meter.joules() == {
+        "gpu": {"model_load": None, "prompt_eval": 200.0, "decode": None, "total": 231.0}
+    }
+
+
+def test_energy_by_phase_on_the_result_line(reflex):
+    for args in (["generate", "--demo", "Once"], ["system1", "--demo", "Once", "--candidate", " a"]):
+        done = reflex(*args, "--energy", "--json", "--device", "cpu")
+        told = json.loads(done.stdout.splitlines()[-1])["energy_j"]
+        assert told.keys() <= {"cpu"}  # a machine whose RAPL may be read
+        for phases in told.values():
+            assert {"model_load", "prompt_eval", "total"} <= phases.keys()
+    assert "energy_j" not in reflex("generate", "--demo", "Once").stdout
 
 
 def test_doctor_tells_each_card_that_nvml_has(with_stand_ins):
@@ -247,3 +302,35 @@ def test_a_load_that_ends_while_it_is_looked_at_leaves_no_line(terminal, monkeyp
     progress = cli_model.Progress(Loading(2 << 30))
     progress.tell(Ending(2 << 30))
     assert terminal == [(2, "\r\x1b[K")]
+
+
+@pytest.mark.parametrize(
+    ("words", "at_work", "holding"),
+    [
+        ([], "not seen from here", []),
+        (["/usr/bin/nvidia-persistenced", "--user", "x"], "running without --uvm-persistence-mode", []),
+        (
+            ["/usr/bin/nvidia-persistenced", "--uvm-persistence-mode"],
+            "running with --uvm-persistence-mode",
+            ["nvidia-persistenced --uvm-persistence-mode"],
+        ),
+        (
+            ["/opt/reflex/bin/python3", "-c", "x", "/opt/reflex", "hold"],
+            "not seen from here",
+            ["reflex hold"],
+        ),
+    ],
+)
+def test_doctor_tells_whether_persistenced_or_somebody_holds_the_driver(words, at_work, holding):
+    programs = [(os.path.basename(words[0]).encode(), [w.encode() for w in words])] if words else []
+    assert cli_doctor.persistenced(programs) == at_work
+    assert cli_doctor.holders(programs) == holding
+
+
+def test_doctor_tells_that_a_held_driver_leaves_nothing_to_compare_with():
+    facts, warnings = {"uvm_held_by": "nobody"}, []
+    cli_doctor.judge_hold(facts, warnings, 95.0)
+    assert "95 ms off every start" in warnings[0] and "without_hold" not in facts
+    cli_doctor.judge_hold(facts, [], 0.5)
+    assert facts["without_hold"].startswith("not measured")
+    assert facts["uvm_held_by"].startswith("nobody seen from here")

@@ -26,12 +26,15 @@ using Context = void*;
 constexpr unsigned kRegisterFlags = 1u | 2u;
 constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
 constexpr Result kErrorNoDevice = 100;  // CUDA_ERROR_NO_DEVICE
+// A context with one connection and without kernels, on the cards seen so far: some hundred MiB.
+constexpr const char* kContextNeeds = "some hundred MiB are needed";
 
 struct DriverCalls {
   Result (*init)(unsigned);
   Result (*device_count)(int*);
   Result (*driver_version)(int*);
   Result (*device_get)(Device*, int);
+  Result (*bus_id)(char*, int, Device);
   Result (*retain)(Context*, Device);
   Result (*set_current)(Context);
   Result (*host_register)(void*, size_t, unsigned);
@@ -45,8 +48,9 @@ struct DriverCalls {
     };
     return get("cuInit", init) && get("cuDeviceGetCount", device_count) &&
            get("cuDriverGetVersion", driver_version) && get("cuDeviceGet", device_get) &&
-           get("cuDevicePrimaryCtxRetain", retain) && get("cuCtxSetCurrent", set_current) &&
-           get("cuMemHostRegister_v2", host_register) && get("cuGetErrorString", error_string);
+           get("cuDeviceGetPCIBusId", bus_id) && get("cuDevicePrimaryCtxRetain", retain) &&
+           get("cuCtxSetCurrent", set_current) && get("cuMemHostRegister_v2", host_register) &&
+           get("cuGetErrorString", error_string);
   }
 };
 
@@ -98,6 +102,28 @@ bool wait_shared(reflex_boot* b, int stage) {
   return own_boot && b == &own_boot->shared && own_boot->wait(stage);
 }
 
+/// "N of its M MiB are free" of the card on a PCI bus, by NVML: the driver itself tells only whoever has a
+/// context. "" where NVML is missing.
+std::string card_memory(const char* bus) {
+  void* lib = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  if (!lib) return {};
+  int (*start)() = nullptr;
+  int (*find)(const char*, void**) = nullptr;
+  int (*tell)(void*, unsigned long long*) = nullptr;
+  const auto get = [lib](const char* name, auto& slot) {
+    void* p = dlsym(lib, name);
+    std::memcpy(&slot, &p, sizeof p);
+    return p != nullptr;
+  };
+  if (!get("nvmlInit_v2", start) || !get("nvmlDeviceGetHandleByPciBusId_v2", find) ||
+      !get("nvmlDeviceGetMemoryInfo", tell))
+    return {};
+  void* card = nullptr;
+  unsigned long long memory[3] = {};  // nvmlMemory_t: total, free, used
+  if (start() || find(bus, &card) || tell(card, memory)) return {};
+  return std::to_string(memory[1] >> 20) + " of its " + std::to_string(memory[0] >> 20) + " MiB are free";
+}
+
 void* map_ring(size_t bytes) {
   // Room to begin on a huge page: one fault per 2 MiB instead of 512, where the kernel gives them.
   void* p = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -141,8 +167,15 @@ void run(Boot* b) {
     return b->fail(0, "no such CUDA device: the driver sees fewer (CUDA_VISIBLE_DEVICES narrows them)");
 
   if (Result r = cu.device_get(&b->shared.device, b->shared.ordinal)) return b->fail(r, "cuDeviceGet");
-  if (Result r = cu.retain(&b->shared.context, b->shared.device))
-    return b->fail(r, "no context on the GPU (cuDevicePrimaryCtxRetain)");
+  if (Result r = cu.retain(&b->shared.context, b->shared.device)) {
+    std::string doing = "no context on the GPU (cuDevicePrimaryCtxRetain)";
+    char bus[64] = "";
+    if (r == REFLEX_BOOT_OUT_OF_MEMORY && cu.bus_id(bus, sizeof bus, b->shared.device) == 0) {
+      const std::string have = card_memory(bus);
+      doing += std::string(": ") + kContextNeeds + ", " + (have.empty() ? "less is free" : have);
+    }
+    return b->fail(r, doing.c_str());
+  }
   if (Result r = cu.set_current(b->shared.context)) return b->fail(r, "cuCtxSetCurrent");
   b->reach(REFLEX_BOOT_CONTEXT);
 

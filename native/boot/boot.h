@@ -22,6 +22,9 @@ enum reflex_boot_stage {
   REFLEX_BOOT_RING = 4,     ///< the ring is pinned; nothing is left to do
 };
 
+/// Of reflex_boot::error_code: CUDA_ERROR_OUT_OF_MEMORY.
+enum { REFLEX_BOOT_OUT_OF_MEMORY = 2 };
+
 /// Plain data with its own functions, because the reader may be linked apart from the owner.
 /// Read a stage's fields after wait() for that stage returned true.
 struct reflex_boot {

@@ -8,19 +8,16 @@ run on the emulated one too (REFLEX_EMULATOR=folder, and the folder on LD_LIBRAR
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import reflex_worker
 from reflex_worker._native import Engine
 
-from ..conftest import ROOT, reflex_command
+from ..conftest import reflex_command
 from ..gpu.bounds import assert_fast
 from ..oracle.references import EXACT_MAX_DIFF, fixture_path, load
 from ..oracle.test_system1 import mixed_candidates, run
@@ -53,18 +50,6 @@ answer = {
 }
 print(json.dumps(answer))
 """
-
-
-@pytest.fixture(scope="module")
-def emulated_environment() -> dict[str, str]:
-    """The environment of a process that finds the emulated driver."""
-    built = ROOT / "build/tests/tests/native/emulator/emulator"
-    folder = Path(os.environ.get("REFLEX_EMULATOR") or built)
-    if not (folder / "libcuda.so.1").exists():
-        pytest.skip("no emulated CUDA driver here (REFLEX_EMULATOR: a build with nvcc and tests has one)")
-    path = os.pathsep.join(filter(None, [str(folder.resolve()), os.environ.get("LD_LIBRARY_PATH")]))
-    package = str(Path(reflex_worker.__file__).resolve().parent.parent)
-    return {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONPATH": package}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ constexpr size_t kPinnedUnit = 4096;
 constexpr size_t kPinnedPart = 256;  // of the memory that a device keeps for small buffers
 
 Driver open_driver(reflex_boot* boot) {
-  if (!boot->wait(boot, REFLEX_BOOT_CONTEXT)) fail(ErrorKind::cuda, "%s", boot->error_message);
+  if (!boot->wait(boot, REFLEX_BOOT_CONTEXT))
+    fail(boot->error_code == REFLEX_BOOT_OUT_OF_MEMORY ? ErrorKind::out_of_memory : ErrorKind::cuda, "%s",
+         boot->error_message);
   Driver cu;
   cu.load(boot->driver);
   return cu;

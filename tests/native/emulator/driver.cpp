@@ -22,6 +22,8 @@ constexpr int kDriverVersion = 13000, kCapability = REFLEX_EMULATED_ARCH / 10;
 constexpr uint32_t kMaxShared = 227u << 10, kDefaultShared = 48u << 10, kMaxGrid = 65535;
 constexpr size_t kPage = 4096;
 
+int capability() { return settings().capability ? settings().capability : kCapability; }
+
 struct Function {
   const Kernel* kernel;
   uint32_t max_dynamic = kDefaultShared;
@@ -182,10 +184,10 @@ CALL cuDeviceGetAttribute(int* v, CUdevice_attribute a, CUdevice) {
       *v = settings().multiprocessors;
       break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      *v = kCapability / 10;
+      *v = capability() / 10;
       break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-      *v = kCapability % 10;
+      *v = capability() % 10;
       break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
       *v = static_cast<int>(kMaxShared);
@@ -202,7 +204,12 @@ CALL cuDeviceTotalMem(size_t* n, CUdevice) {
   *n = settings().memory_bytes;
   return CUDA_SUCCESS;
 }
+CALL cuDeviceGetPCIBusId(char* bus, int n, CUdevice) {
+  std::snprintf(bus, static_cast<size_t>(n), "0000:00:00.0");
+  return CUDA_SUCCESS;
+}
 CALL cuDevicePrimaryCtxRetain(CUcontext* c, CUdevice) {
+  if (!settings().memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   *c = reinterpret_cast<CUcontext>(&driver());
   return CUDA_SUCCESS;
 }
@@ -397,6 +404,7 @@ CALL cuGraphExecDestroy(CUgraphExec e) {
 
 CALL cuModuleLoadData(CUmodule* m, const void* image) {
   CHECKED;
+  if (capability() < kCapability) return CUDA_ERROR_NO_BINARY_FOR_GPU;
   *m = reinterpret_cast<CUmodule>(const_cast<void*>(image));
   return CUDA_SUCCESS;
 }

@@ -25,6 +25,7 @@ Settings& settings() {
       on("REFLEX_EMULATOR_TRACE"),
       static_cast<int>(number("REFLEX_EMULATOR_SMS", 8)),
       static_cast<size_t>(number("REFLEX_EMULATOR_MEMORY", 8192)) << 20,
+      static_cast<int>(number("REFLEX_EMULATOR_CAPABILITY", 0)),
   };
   return s;
 }
