@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from reflex_worker import cli, cli_doctor, cli_model, cli_plot, energy
+from reflex_worker import cli, cli_doctor, cli_energy, cli_model, cli_plot, energy
 
 
 def make_package(root, name: str, micro_joules: int, span: int = 1000_000_000):
@@ -186,6 +186,36 @@ def test_doctor_tells_each_card_that_nvml_has(with_stand_ins):
         "1 Card B 80 91 not told True",
         "570.1 12.570.1 True",
     ]
+
+
+def test_energy_subtracts_the_idle_draw_over_n_runs(monkeypatch):
+    """A card that draws 100 W, and 60 J more for each run of a command that takes half a second."""
+    import time
+
+    now, extra = [0.0], [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def run(command, stdout):
+        assert command == ["reflex", "generate"]
+        sleep(0.5)
+        extra[0] += 60.0
+        return subprocess.CompletedProcess(command, 0)
+
+    said = []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(cli, "write", lambda fd, text: said.append(text))
+    monkeypatch.setattr(
+        cli_energy, "find_meters", lambda gpu: {"gpu": lambda: 7.0 + 100.0 * now[0] + extra[0]}
+    )
+    assert cli_energy.main("energy", ["--runs", "4", "--json", "--", "reflex", "generate"]) == 0
+    told = json.loads(said[0])
+    assert told["runs"] == 4 and told["wall_ms_p50"] == pytest.approx(500)
+    assert told["gpu_idle_w"] == pytest.approx(100)
+    assert told["gpu_net_j"] == pytest.approx(60) and told["gpu_gross_j"] == pytest.approx(110)
 
 
 def test_energy_expects_a_command(reflex):

@@ -40,6 +40,19 @@ except ReflexError as e:
 print([getenv(name) for name in names] == [None] * 3)
 """
 
+# The command's first import, in a process that nothing else has set up.
+BOOT = """
+import ctypes
+from reflex_worker import _boot
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+boot = _boot.start(device=2)
+names = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_MAX_CONNECTIONS", b"CUDA_DEVICE_MAX_COPY_CONNECTIONS")
+print(*[getenv(name).decode() for name in names])
+import sys
+print([m for m in ("numpy", "msgspec", "argparse", "json", "tokenizers", "asyncio") if m in sys.modules])
+"""
+
 
 @pytest.fixture
 def emulated(emulated_environment: dict[str, str]) -> Run:
@@ -174,3 +187,17 @@ def test_bench_cold_has_the_cards_floor_beside_it(emulated: Run) -> None:
     assert "on the card" in last["floor"] and last["floor_ms_p50"] > 0
     told = {row["phase"]: row["p50"] for row in phases}
     assert told["first_kernel_at_ms"] > 0 and told["weights_loaded_at_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, "2 1 1"),
+        ({"CUDA_VISIBLE_DEVICES": "5,6,7", "CUDA_DEVICE_MAX_CONNECTIONS": "4"}, "5,6,7 4 1"),
+    ],
+)
+def test_device_and_one_connection_are_set_by_the_first_import_unless_the_user_did(
+    emulated_environment: dict[str, str], given: dict[str, str], wanted: str
+) -> None:
+    env = {k: v for k, v in emulated_environment.items() if not k.startswith("CUDA_")}
+    assert python(env, BOOT, **given) == [wanted, "[]"]

@@ -164,10 +164,19 @@ run_warm() { each_warm "$1" $(models_of warm); } # 60
 run_hybrids() { each_warm "$1" $(models_of hybrids); } # 60
 # shellcheck disable=SC2046
 run_families() { each_warm "$1" $(models_of families); } # 75
-run_sanitize_models() { # 110
+run_sanitize_models() { # 180: every family's fixture under each tool, and a fault that each tool must find
+  local rc=0 tool
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not found"; return 1; }
-  PYTHONPATH=$STAGED timeout "$1" compute-sanitizer --tool memcheck --error-exitcode 9 \
-    python3 tests/gpu/sanitize_models.py tests/fixtures
+  for tool in memcheck initcheck racecheck; do
+    timeout 20 compute-sanitizer --tool "$tool" --error-exitcode 9 python3 tests/gpu/sanitizer_control.py "$tool" \
+      >"$LOGS/control-$tool.log" 2>&1
+    [ $? = 9 ] || { echo "$tool: did not find the fault that was made for it"; tail -3 "$LOGS/control-$tool.log"; rc=1; }
+    PYTHONPATH=$STAGED timeout $(($1 / 3)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      python3 tests/gpu/sanitize_models.py tests/fixtures >"$LOGS/sanitize_models-$tool.log" 2>&1 || rc=1
+    say "$tool: $(grep -c '^[a-z0-9_-]*, \(exact\|fast\): tokens' "$LOGS/sanitize_models-$tool.log") runs of fixtures," \
+      "$(grep -h SUMMARY "$LOGS/sanitize_models-$tool.log" | tail -1 | sed 's/=*//g')"
+  done
+  return "$rc"
 }
 run_turns() { # 60
   local f

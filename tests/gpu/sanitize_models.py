@@ -1,7 +1,7 @@
 """Requests of every family on real fixture files, small enough for a sanitizer: exact and fast, a few tokens
 and a few candidates each.
 
-usage: compute-sanitizer --tool memcheck python3 sanitize_models.py FIXTURES [NAME ...]
+usage: compute-sanitizer --tool memcheck|initcheck|racecheck python3 sanitize_models.py FIXTURES [NAME ...]
 
 A family that the GPU does not run says so and is no failure. Leaves without tearing the driver down, as the
 command does.
