@@ -7,7 +7,9 @@
 #
 # Blocks run in the order of --list, what no run has settled yet before what earlier runs have. Each has a time
 # limit of its own and fails for itself; all of them have $REFLEX_GPU_BUDGET_S (570) seconds, the build not
-# counted, and a block for which none are left says so. quick: no sanitizers, no model of more than a gigabyte.
+# counted, and a block for which none are left says so. $REFLEX_GPU_RUNS: cold starts of each command in turn (6, on few
+# cores 5; figures to publish take 10, in a call of their own: --only commands,cores). quick: no sanitizers, no model
+# of more than a gigabyte.
 #
 # With REFLEX_GPU_PREBUILT=1 nothing is built: REFLEX_GPU_BUILD holds cuda_tests, cuda_bench, fcold, reflex
 # (the launcher) and the Python modules (_native, _testing, _boot) of python3, built elsewhere by the lines below.
@@ -20,7 +22,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 2
 BUILD=${REFLEX_GPU_BUILD:-build/gpu} LOGS=${REFLEX_GPU_LOGS:-build/gpu-logs}
 DATA=${REFLEX_GPU_DATA:-build/gpu-data} PREBUILT=${REFLEX_GPU_PREBUILT:-}
-SHARED=${REFLEX_SHARED:-} BUDGET=${REFLEX_GPU_BUDGET_S:-570}
+SHARED=${REFLEX_SHARED:-} BUDGET=${REFLEX_GPU_BUDGET_S:-570} RUNS=${REFLEX_GPU_RUNS:-}
 BLOCKS="native pytest load warm hybrids families sanitize_models turns exit cold8b lazydisk commands cores sanitize"
 QUICK='' ONLY='' SKIP=''
 while [ $# -gt 0 ]; do
@@ -196,16 +198,16 @@ run_lazydisk() { # 75
   local f
   f=$(model 30b) && timeout "$1" python3 tests/gpu/experiments.py disk --lazy --reflex "$REFLEX" "$f"
 }
-run_commands() { # 150
+run_commands() { # 260
   local rc=0 m f
   for m in $(models_of commands); do
     f=$(model "$m") || { rc=1; continue; }
     # shellcheck disable=SC2046
-    timeout $(($1 / 2)) python3 tests/gpu/commands.py --reflex "$REFLEX" $(floor) --runs 6 --logs "$LOGS" "$f" || rc=1
+    timeout $(($1 / 2)) python3 tests/gpu/commands.py --reflex "$REFLEX" $(floor) --runs "${RUNS:-6}" --logs "$LOGS" "$f" || rc=1
   done
   return "$rc"
 }
-run_cores() { # 60
+run_cores() { # 110
   local f rc=0 cores g
   if [ ! -x "$BUILD/fcold" ] || [ -z "$COLD" ]; then echo "fcold or cold.py is not there"; return 1; fi
   f=$(model 0.6b) || return 1
@@ -213,7 +215,7 @@ run_cores() { # 60
     say "cold 0.6b on cores $cores"
     g="$REFLEX generate $f Once --max-tokens 1"
     # shellcheck disable=SC2086
-    timeout $(($1 / 2)) taskset -c $cores python3 "$COLD" -n 5 --first '_OK|fcold' -- "$BUILD/fcold" "$f" 2 2 \
+    timeout $(($1 / 2)) taskset -c $cores python3 "$COLD" -n "${RUNS:-5}" --first '_OK|fcold' -- "$BUILD/fcold" "$f" 2 2 \
       -- $g --load-mode ring -- $g --load-mode map 2>&1 | tee "$LOGS/cold-cores-$cores.log"
     [ "${PIPESTATUS[0]}" = 0 ] || rc=1
   done
