@@ -77,7 +77,12 @@ def phase_meter(values):
     from .energy import PhaseMeter
     from .serve import gpu_of
 
-    return PhaseMeter(None if values["device"] == "cpu" else gpu_of(values["device"]))
+    meter = PhaseMeter(None if values["device"] == "cpu" else gpu_of(values["device"]))
+    if not meter.joules():
+        import posix
+
+        posix.write(2, b"reflex: --energy: no counter here: neither NVML nor a readable RAPL\n")
+    return meter
 
 
 def note_experts(engine, experts):

@@ -157,6 +157,12 @@ def test_a_card_older_than_every_image_is_told_in_a_sentence(
     assert "the bundled model does not run on the GPU" in warnings
 
 
+def test_a_driver_older_than_the_kernels_is_not_told_as_a_card_without_kernels(emulated: Run) -> None:
+    done = emulated("generate", "--demo", "Once", "--device", "cuda", REFLEX_EMULATOR_OLD_DRIVER="1")
+    assert done.returncode == 6 and done.stderr.count("\n") == 1
+    assert "the NVIDIA driver (CUDA 13.0) is too old" in done.stderr
+
+
 @pytest.mark.parametrize("device", ["cuda", "auto"])
 def test_a_card_too_full_for_a_context_is_out_of_memory_and_no_fault_of_the_driver(
     emulated: Run, device: str

@@ -73,7 +73,11 @@ CUmodule Device::module_of(const char* image) {
     if (std::strcmp(kImages[i].name, image) != 0) continue;
     if (modules_[i]) return modules_[i];
     const CUresult r = cu.cuModuleLoadData(&modules_[i], kImages[i].begin);
-    if (r == CUDA_ERROR_NO_BINARY_FOR_GPU || r == CUDA_ERROR_UNSUPPORTED_PTX_VERSION)
+    if (r == CUDA_ERROR_INVALID_IMAGE || r == CUDA_ERROR_UNSUPPORTED_PTX_VERSION)
+      fail(ErrorKind::cuda,
+           "the NVIDIA driver (CUDA %d.%d) is too old for this build's kernels on %s: nvcc %s made them",
+           boot_->driver_version / 1000, boot_->driver_version % 1000 / 10, name_.c_str(), kNvccVersion);
+    if (r == CUDA_ERROR_NO_BINARY_FOR_GPU)
       fail(ErrorKind::cuda, "%s has compute capability %d.%d, and this build has kernels for %s only",
            name_.c_str(), capability_ / 10, capability_ % 10, kImageArchs);
     cu.check(r, image);

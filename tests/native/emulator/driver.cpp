@@ -404,6 +404,7 @@ CALL cuGraphExecDestroy(CUgraphExec e) {
 
 CALL cuModuleLoadData(CUmodule* m, const void* image) {
   CHECKED;
+  if (settings().old_driver) return CUDA_ERROR_INVALID_IMAGE;
   if (capability() < kCapability) return CUDA_ERROR_NO_BINARY_FOR_GPU;
   *m = reinterpret_cast<CUmodule>(const_cast<void*>(image));
   return CUDA_SUCCESS;

@@ -23,6 +23,7 @@ Settings& settings() {
       on("REFLEX_EMULATOR_REVERSE"),
       on("REFLEX_EMULATOR_EARLY"),
       on("REFLEX_EMULATOR_TRACE"),
+      on("REFLEX_EMULATOR_OLD_DRIVER"),
       static_cast<int>(number("REFLEX_EMULATOR_SMS", 8)),
       static_cast<size_t>(number("REFLEX_EMULATOR_MEMORY", 8192)) << 20,
       static_cast<int>(number("REFLEX_EMULATOR_CAPABILITY", 0)),

@@ -6,13 +6,14 @@
 //   REFLEX_EMULATOR_MEMORY=n   MiB of the card (default 8192); 0: not even a context fits
 //   REFLEX_EMULATOR_CAPABILITY=n  the compute capability that the card says it has (times 10); below its
 //                              kernels' own, no image has machine code for it
+//   REFLEX_EMULATOR_OLD_DRIVER=1  the driver refuses images, as one older than their compiler does
 #pragma once
 #include <cstddef>
 
 namespace emulator {
 
 struct Settings {
-  bool reverse, early, trace;
+  bool reverse, early, trace, old_driver;
   int multiprocessors;
   size_t memory_bytes;
   int capability;  ///< 0: that of the kernels
