@@ -16,10 +16,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade pip
 
+# pip -q keeps to itself what cmake said of nvcc.
+SAY_CUDA = @$(PY) -I -c "from reflex_worker._native import build_facts; \
+  print('CUDA kernels:', build_facts()['cuda_archs'] or 'none (no nvcc, or REFLEX_CUDA=OFF): built for the CPU only')"
+
 # The worker without tests, for demo and bench.
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml CMakeLists.txt $(shell find native cmake reflex_worker protocol/reflex_protocol sidecar/reflex_sidecar -type f -not -name '*.pyc')
 	$(PY) -m pip install -q --upgrade ./protocol
 	$(PY) -m pip install -q --upgrade . --config-settings=cmake.define.REFLEX_CUDA_ARCHS="$(CUDA_ARCHS)"
+	$(SAY_CUDA)
 	@rm -f $(VENV)/.installed-tests
 	@touch $@
 
@@ -29,6 +34,7 @@ $(VENV)/.installed-tests: $(VENV)/bin/python pyproject.toml CMakeLists.txt $(she
 	$(PY) -m pip install -q --upgrade ".[test]" --config-settings=cmake.define.REFLEX_TESTS=ON \
 	  --config-settings=cmake.define.REFLEX_CUDA_ARCHS="$(CUDA_ARCHS)" --config-settings=build-dir=build/tests
 	$(PY) -m pip install -q --upgrade "./sidecar[test]"
+	$(SAY_CUDA)
 	@touch $@ $(VENV)/.installed
 
 demo: $(VENV)/.installed ## set up, build, decide and write with the bundled model
