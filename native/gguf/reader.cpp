@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "gguf/string_walk.h"
 
 namespace reflex::gguf {
 
@@ -81,26 +82,19 @@ void Reader::skip(uint64_t count, uint64_t bytes, const char* what) {
 }
 
 void Reader::skip_strings(uint64_t count) {
-  expect_room(count, sizeof(uint64_t), "strings");
-  // The walk is a chain of dependent loads, so it lives in registers: no member is touched.
+  expect_room(count, kStringLengthBytes, "strings");
   const std::byte* const begin = data_ + pos_;
   const std::byte* const end = data_ + limit_;
-  const std::byte* p = begin;
-  for (uint64_t i = 0; i < count; ++i) {
-    uint64_t n = 0;
-    const uint64_t left = static_cast<uint64_t>(end - p);
-    if (left >= sizeof n) [[likely]]
-      std::memcpy(&n, p, sizeof n);
-    if (left < sizeof n || n > left - sizeof n) [[unlikely]] {
-      pos_ += static_cast<uint64_t>(p - begin);
-      fail_at(pos_,
-              "element %" PRIu64 " of %" PRIu64 ": a string of %" PRIu64 " bytes runs past the end (%" PRIu64
-              " bytes are left)",
-              i, count, n, left);
-    }
-    p += sizeof n + n;
-  }
-  pos_ += static_cast<uint64_t>(p - begin);
+  const StringWalk walk = walk_strings(begin, end, count);
+  pos_ += static_cast<uint64_t>(walk.at - begin);
+  if (walk.passed == count) return;
+  uint64_t n = 0;
+  const auto left = static_cast<uint64_t>(end - walk.at);
+  if (left >= sizeof n) std::memcpy(&n, walk.at, sizeof n);
+  fail_at(pos_,
+          "element %" PRIu64 " of %" PRIu64 ": a string of %" PRIu64 " bytes runs past the end (%" PRIu64
+          " bytes are left)",
+          walk.passed, count, n, left);
 }
 
 void Reader::truncated(uint64_t bytes, const char* what) const {

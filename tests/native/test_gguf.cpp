@@ -10,6 +10,7 @@
 #include "gguf/gguf.h"
 #include "gguf/parse.h"
 #include "gguf/reader.h"
+#include "gguf/string_walk.h"
 #include "gguf_builder.h"
 
 using namespace reflex;
@@ -246,6 +247,40 @@ TEST(gguf_a_length_rewritten_after_parsing_cannot_lead_a_walk_astray) {
     const std::string m = message_of([&] { a.each_string([](uint64_t, std::string_view) {}); });
     CHECK(holds(m, "'a.strings', element 1 of 4"));
     CHECK(holds(m, "changed while it was open"));
+  }
+}
+
+// A long array is walked in several places at once, and a place may begin where only seems to begin a string:
+// here some strings hold what looks like lengths, and some are longer than the distance of two places.
+TEST(gguf_strings_walked_in_several_places_are_those_walked_one_by_one) {
+  constexpr uint64_t kStrings = 3000;
+  check::Bytes array;
+  uint64_t state = 1;
+  for (uint64_t i = 0; i < kStrings; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    check::Bytes lengths;
+    for (uint64_t k = 0; k < state >> 60; ++k) lengths.put<uint64_t>(3).raw("abc");
+    array.text(i % 97 == 0    ? std::string(700, 'x')
+               : i % 5 == 0   ? lengths.str()
+               : i % 131 == 7 ? std::string(90, '\0')
+                              : std::string(state >> 59, 'y'));
+  }
+  const size_t real = array.size();
+  array.raw(std::string(5000, '\1'));                                     // whatever follows in a file
+  const std::unique_ptr<std::byte[]> bytes(new std::byte[array.size()]);  // a sanitizer guards its end
+  std::memcpy(bytes.get(), array.str().data(), array.size());
+  const std::byte *begin = bytes.get(), *end = begin + array.size();
+  for (const uint64_t apart : {64, 256, 1000, 4096}) {
+    const gguf::StringWalk all = gguf::walk_strings(begin, end, kStrings, apart);
+    CHECK_EQ(all.passed, kStrings);
+    CHECK_EQ(static_cast<size_t>(all.at - begin), real);
+    CHECK(gguf::walk_strings(begin, end, kStrings + 1, apart).passed == kStrings);
+    // Cut anywhere, it tells which string does not end.
+    for (size_t bytes_left = 0; bytes_left < real; bytes_left += 377) {
+      const gguf::StringWalk want = gguf::walk_strings(begin, begin + bytes_left, kStrings, real);
+      const gguf::StringWalk found = gguf::walk_strings(begin, begin + bytes_left, kStrings, apart);
+      CHECK(found.at == want.at && found.passed == want.passed && found.passed < kStrings);
+    }
   }
 }
 
