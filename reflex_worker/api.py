@@ -192,7 +192,7 @@ class Engine:
     model: a GGUF file (of a split one, any part). device: auto, cpu, cuda or cuda:N. threads: of
     the CPU backend, 0 for what the machine and its cgroup allow. ctx: a cap on the context in
     tokens, 0 for the model's own. exact: float32 activations and KV. isa: force a CPU instruction
-    set. load_mode: how a GPU's weights are read: ring, map or direct. experts: when a mixture's experts
+    set. load_mode: how a GPU's weights are read: ring, map, read or direct. experts: when a mixture's experts
     come to a GPU: lazy, as routers choose them with the rest behind, or eager, before the first token;
     auto decides by their size. poll: called now and then while the model loads; what it raises ends
     the loading.

@@ -14,7 +14,7 @@ MODEL_OPTIONS = [
         str,
         "",
         "MODE",
-        help="how a GPU's weights are read: ring, map or direct; chosen if absent",
+        help="how a GPU's weights are read: ring, map, read or direct; chosen if absent",
     ),
     Option(
         "--experts",

@@ -33,6 +33,10 @@ class Loader:
         self.input_fd = -1
         self.taking_in = False  # what was read from there is on its way to has_work
         self.has_work: Callable[[], bool] = lambda: False
+        self.stands_by = False  # a thread waits at `_named` for what `_job` will say
+        self._named = _thread.allocate_lock()
+        self._named.acquire()
+        self._job: tuple[str, str | None, bool, Any] | None = None
 
     def start(self, path: str, experts: str | None = None, *, interruptible: bool = True) -> None:
         """Begin to load, experts as it says or as the worker was told. Returns once the thread is on its way
@@ -41,11 +45,17 @@ class Loader:
         self._finished = False
         on_its_way = _thread.allocate_lock()
         on_its_way.acquire()
-        _thread.start_new_thread(self._run, (path, experts, interruptible, on_its_way))
+        job = (path, experts, interruptible, on_its_way)
+        if self.stands_by:
+            self.stands_by, self._job = False, job
+            self._named.release()
+        else:
+            _thread.start_new_thread(self._run, job)
         on_its_way.acquire()
 
     def stand_by(self) -> None:
-        """No model is named yet: make ready what the first one will need, in a thread of its own."""
+        """No model is named yet: make ready what the first one will need, in a thread of its own, which then
+        waits to load it: starting one takes longer than waking it."""
         _thread.start_new_thread(self._stand_by, ())
 
     def _stand_by(self) -> None:
@@ -53,6 +63,10 @@ class Loader:
             self._make_ready()
         except Exception:
             pass  # the load meets it again and tells whoever asked for it
+        self.stands_by = True
+        self._named.acquire()
+        if self._job is not None:
+            self._run(*self._job)
 
     def take(self) -> tuple[bool, Any]:
         """(whether a load has ended since, the engine or the exception it ended with)."""

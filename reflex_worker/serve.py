@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DEFAULT_MAX_LINE_BYTES = 16 << 20
 MIN_MAX_LINE_BYTES = 1 << 10
 DEFAULT_SOCKET_MODE = 0o600
+# As a client's own; it is read and forgotten.
+REHEARSED_LINE = b'{"type": "load", "id": "0", "model": "m.gguf"}'
 # Somebody has closed our stdout: what is left to say has no reader.
 EXIT_NOBODY_READS = 1
 # What lives until the process ends without a destructor: unmapping and freeing take longer than exiting.
@@ -67,11 +69,16 @@ class ServeOptions:
         self.make_ready = self.stand_by if make_engine is None else lambda: None
 
     def stand_by(self) -> None:
-        """What open_engine will need of any file: its imports, and the device."""
-        from . import api, cli_model  # noqa: F401
+        """What open_engine will need of any file: its imports, the device, and code that has run before (a
+        load's milliseconds hold some thousand first touches of it)."""
+        from reflex_protocol import check, decode_line
+
+        from . import api, cli_model
         from ._native import stand_by
 
         stand_by(device=self.device, exact=self.exact, isa=self.isa, load_mode=self.load_mode)
+        check(decode_line(REHEARSED_LINE))
+        api.describe(cli_model.demo_path())
 
     def open_engine(self, path: str, experts: str | None) -> Any:
         """The engine of a file, by these options; experts: what the `load` line says of them."""

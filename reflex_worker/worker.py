@@ -359,6 +359,9 @@ class Worker:
                 self._loading = True
                 self._start_load(item.model, item.experts)
             return
+        if isinstance(item, Load) and not (self._queue or self._loading or self._engine is not None):
+            self._begin_load(item)  # it is its turn already: bytes move while the lines behind it are read
+            return
         waiting = Waiting(item, n_bytes)
         self._queue.append(waiting)
         self._waiting_bytes += waiting.n_bytes

@@ -591,8 +591,8 @@ struct ProgramOptions {
   int32_t n_ctx = 0;       ///< most slots a state may hold
   bool exact = false;      ///< f32 activations and f32 state everywhere
   int32_t max_rows = 512;  ///< wanted chunk size
-  /// How a GPU's weights are read: "" chooses; "ring" copies the mapping through pinned memory,
-  /// "map" pins the mapping itself in pieces, "direct" reads the file past the page cache.
+  /// How a GPU's weights are read: "" chooses; "ring" copies the mapping through pinned memory, "read" reads
+  /// the file into it, "map" pins the mapping itself in pieces, "direct" reads past the page cache.
   std::string load_mode;
   /// When a mixture's experts come to a GPU: "eager" before the first pass is through, "lazy" as routers
   /// choose them with the rest behind; "" or "auto" chooses by their size. The CPU's mapping is lazy anyway.
@@ -600,7 +600,7 @@ struct ProgramOptions {
   /// Most bytes of a GPU that experts may take, 0: what is free. What does not fit stays with the host and
   /// is fetched as it is chosen.
   uint64_t expert_bytes = 0;
-  /// The file's pages are in memory, so that threads with nothing else to do may map them ahead.
+  /// The file's pages are in memory: reading them waits for no disk, and they may be mapped ahead.
   bool in_page_cache = false;
   int load_threads = 0;  ///< that copy to a GPU, 0: what the mode is best with (benchmarks)
 };

@@ -66,6 +66,7 @@ void check_vocabulary(const Tokenizer& tokenizer, int32_t n_vocab) {
 }
 
 void stand_by(const EngineOptions& options) {
+  process_start_ms();  // asks the kernel once
   const std::optional<int> gpu = gpu_of(options);
   if (!gpu) return;
   ProgramOptions p;
@@ -86,8 +87,8 @@ EngineImpl::EngineImpl(const EngineOptions& options, const std::function<void()>
   if (options.threads > kMaxThreads)
     fail(ErrorKind::invalid_input, "threads: expected at most %d, found %d", kMaxThreads, options.threads);
   const std::string& mode = options.load_mode;
-  if (!mode.empty() && mode != "ring" && mode != "map" && mode != "direct")
-    fail(ErrorKind::invalid_input, "load_mode: expected ring, map or direct, found '%s'", mode.c_str());
+  if (!mode.empty() && mode != "ring" && mode != "map" && mode != "read" && mode != "direct")
+    fail(ErrorKind::invalid_input, "load_mode: expected ring, map, read or direct, found '%s'", mode.c_str());
   const std::string& experts = options.experts;
   if (!experts.empty() && experts != "auto" && experts != "lazy" && experts != "eager")
     fail(ErrorKind::invalid_input, "experts: expected auto, lazy or eager, found '%s'", experts.c_str());

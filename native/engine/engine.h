@@ -29,7 +29,7 @@ struct EngineOptions {
   bool exact = false;           ///< f32 activations and f32 KV
   std::string isa;              ///< CPU only: force an instruction set (tests)
   int chunk = 512;              ///< rows per prefill chunk
-  std::string load_mode;        ///< GPU only: "" chooses; ring, map or direct (backend.h)
+  std::string load_mode;        ///< GPU only: "" chooses; ring, map, read or direct (backend.h)
   std::string experts;          ///< GPU only: "" or auto chooses; lazy or eager (backend.h)
 };
 

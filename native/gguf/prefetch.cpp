@@ -14,7 +14,7 @@ namespace reflex::gguf {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kProbes = 128;
+constexpr size_t kProbes = 48;                    // a system call each
 constexpr size_t kPieceBytes = size_t{16} << 20;  // one thread's at a time, in order
 constexpr size_t kReadBytes = size_t{1} << 20;
 constexpr int kThreads = 4;

@@ -17,7 +17,7 @@ struct Range {
   size_t bytes = 0;
 };
 
-/// Share (0 to 1) of some 128 probed pages that are in the page cache; 1 where nothing can be asked.
+/// Share (0 to 1) of some 48 probed pages that are in the page cache; 1 where nothing can be asked.
 double cached_share(const std::vector<Range>& ranges);
 
 /// Bytes of memory that the kernel could give to the page cache now; 0 where it does not tell.

@@ -106,6 +106,24 @@ TEST(cuda_small_standby_changes_no_bit_and_leaves_a_first_pass_no_kernel_to_look
   CHECK_EQ(program->load_status().done, program->load_status().total);
 }
 
+// A worker's link would be idle between the last layer's bytes and the first pass, which asks for the head.
+TEST(cuda_small_standby_brings_the_head_before_a_pass_asks_for_it) {
+  NEED_GPU();
+  const Model model(kUsual);
+  for (const bool ready : {true, false}) {
+    stand_by_cuda(0, options());
+    ProgramOptions o = options();
+    if (!ready) o.load_threads = 3;  // of which there is no crew
+    const std::unique_ptr<Program> program = make_cuda_backend(0)->compile(model.plan, o);
+    program->finish_load();
+    const size_t before = program->load_status().done;
+    first_logits(*program, kUsual.vocab);
+    program->finish_load();
+    CHECK_EQ(program->load_status().stood_by, ready);
+    CHECK_EQ(program->load_status().done == before, ready);
+  }
+}
+
 TEST(cuda_small_standby_serves_one_of_two_loads_and_the_other_makes_its_own) {
   NEED_GPU();
   const Model model(kUsual);

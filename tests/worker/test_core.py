@@ -574,3 +574,23 @@ def test_a_load_line_says_when_experts_come(experts):
     while worker.has_work:
         worker.work()
     assert asked == [("m.gguf", experts)]
+
+
+def test_a_load_that_nothing_stands_before_begins_as_its_line_is_read():
+    h = Harness(model=False)
+    h.send(b'{"type":"load","model":"m.gguf"}\n{"prompt":"a"}\n{"type":"load","model":"n.gguf"}\n')
+    assert h.loads == ["m.gguf"]
+    assert not h.worker.has_work
+    h.loaded()
+    h.run()
+    assert h.loads == ["m.gguf"]
+    assert [m.id for m in h.heard if isinstance(m, Loaded)] == [None]
+
+
+def test_a_load_behind_a_line_that_waits_keeps_its_place():
+    h = Harness(model=False)
+    h.tell(id="r", prompt="a")
+    h.tell(type="load", model="m.gguf")
+    assert h.loads == []
+    h.run()
+    assert h.loads == ["m.gguf"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,34 @@ def test_a_device_that_cannot_be_made_ready_is_the_loads_to_tell():
     assert os.read(tried[0], 1) == b"!"
     loader.start("m.gguf")
     assert result_of(loader) is made
+
+
+def test_the_thread_that_made_ready_loads_the_first_model_and_a_new_one_the_next():
+    ready, threads = [], []
+
+    def make_engine(path: str, experts: str | None) -> Engine:
+        threads.append(threading.get_ident())
+        if path == "bad.gguf":
+            raise ValueError(path)
+        return Engine()
+
+    loader = Loader(make_engine, lambda: ready.append(threading.get_ident()))
+    loader.stand_by()
+    assert eventually(lambda: loader.stands_by)
+    loader.start("bad.gguf")
+    assert isinstance(result_of(loader), ValueError)
+    assert threads == ready and not loader.stands_by
+    loader.start("m.gguf")
+    assert isinstance(result_of(loader), Engine)
+
+
+def test_a_model_named_before_all_is_ready_waits_for_nothing():
+    go_on = threading.Event()
+    loader = Loader(lambda path, experts: Engine(), lambda: go_on.wait(LIMIT) and None)
+    loader.stand_by()
+    loader.start("m.gguf")
+    assert isinstance(result_of(loader), Engine)
+    go_on.set()
 
 
 @pytest.mark.parametrize("asked_for_by", ["a line", "the command line"])

@@ -21,6 +21,9 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kPiece = size_t{16} << 20;      // of a mapping, pinned at once
 constexpr size_t kMapPiece = size_t{256} << 10;  // mapped at once ahead of the copies
+// The first chunks, and the last, are this part of a slot: the link has something to move before a whole slot
+// has been filled, and no thread fills one when the others have ended.
+constexpr size_t kRampParts = 4;
 constexpr int kRingThreads = 8, kDirectThreads = 16, kMapThreads = 2, kMostThreads = 32;
 // Cores for the pass, the tokenizer, the interpreter and the rest of the machine.
 constexpr int kOtherThreads = 4, kMostHelpers = 4;
@@ -36,6 +39,9 @@ int usable_cores() {
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   return std::max(1, CPU_COUNT(&set));
 }
+
+/// Whether the way to read is left to us.
+bool chooses(const std::string& mode) { return mode.empty() || mode == "auto"; }
 
 uintptr_t page_floor(const void* p) { return reinterpret_cast<uintptr_t>(p) & ~(kPage - 1); }
 
@@ -61,8 +67,9 @@ LoadThreads load_threads(const Device& device, const LoadOptions& options, bool 
     t.mode = LoadMode::direct;
   else if (mode == "read")
     t.mode = LoadMode::read;
-  else if (!mode.empty() && mode != "auto")
-    fail(ErrorKind::invalid_input, "load mode: expected auto, ring, map or direct, found '%s'", mode.c_str());
+  else if (!chooses(mode))
+    fail(ErrorKind::invalid_input, "load mode: expected auto, ring, map, read or direct, found '%s'",
+         mode.c_str());
   else
     t.mode = from_file && cores < kRingMinCores ? LoadMode::map : LoadMode::ring;
   if (t.mode == LoadMode::map && (!from_file || !device.can_register_read_only())) t.mode = LoadMode::ring;
@@ -85,6 +92,13 @@ Loader::Loader(Device& device, LoadList list, const LoadOptions& options)
   if (mode_ == LoadMode::map) find_mappings();
   crew_ = device.take_crew(n_threads_);
   if (!crew_) crew_ = std::make_unique<UploadCrew>(device, n_threads_, 0);
+  // A crew that stood by is a worker's, which stays: it will want the head, so nothing waits for the first
+  // pass to say so.
+  wanted_ = crew_->stood_by();
+  // Reading costs a thread no more than copying from a mapping and, of small pages, less; and it needs no
+  // page table, which a worker's other threads use meanwhile (measured: docs/performance.md).
+  if (mode_ == LoadMode::ring && chooses(options.mode) && wanted_ && options.in_page_cache)
+    mode_ = LoadMode::read;
   slot_bytes_ = crew_->slot_bytes();
   groups_.resize(static_cast<size_t>(list_.n_groups));
   for (int g = 0; g < list_.on_demand_group; ++g)
@@ -146,7 +160,10 @@ void Loader::find_mappings() {
 
 // No chunk is larger than a slot (less what "direct" reads around it); tiled ones are whole tiles.
 void Loader::cut_chunks() {
-  const size_t room = slot_bytes_ - 2 * kPage;
+  const size_t room = slot_bytes_ - 2 * kPage, threads = static_cast<size_t>(n_threads_);
+  size_t last_item = 0;  // of those that come without being asked for one by one
+  for (size_t k = 0; k < list_.items.size(); ++k)
+    if (!on_demand(list_.items[k].group)) last_item = k;
   for (size_t k = 0; k < list_.items.size(); ++k) {
     const LoadItem& item = list_.items[k];
     total_bytes_ += item.bytes;
@@ -161,12 +178,16 @@ void Loader::cut_chunks() {
       fail(ErrorKind::unsupported, "tensor '%s': 8 rows of %zu bytes do not fit the upload's slots of %zu",
            item.name, stride, room);
     const size_t n = item.tiled ? static_cast<size_t>(item.n_out) : item.bytes;
+    const size_t unit = item.tiled ? kTileRows : kPage;
+    const size_t small = std::max(unit, rows / kRampParts / unit * unit);
+    if (chunks_.size() < threads && !on_demand(item.group) && !item.make) rows = small;
+    const size_t body = k == last_item ? (n - std::min(n, threads * small)) / unit * unit : n;
     // Pieces of one size: a full one and a sliver would cost as many calls and fill the threads unevenly.
-    const size_t unit = item.tiled ? kTileRows : kPage, pieces = (n + rows - 1) / rows;
-    rows = std::min(rows, ((n + pieces - 1) / std::max<size_t>(1, pieces) + unit - 1) / unit * unit);
+    const size_t pieces = std::max<size_t>(1, (body + rows - 1) / rows);
+    rows = std::min(rows, ((body + pieces - 1) / pieces + unit - 1) / unit * unit);
     const int first_chunk = static_cast<int>(chunks_.size());
-    for (size_t r = 0; r < n; r += rows) {
-      const size_t take = std::min(rows, n - r);
+    for (size_t r = 0, take = 0; r < n; r += take) {
+      take = r < body ? std::min(rows, body - r) : std::min(small, n - r);
       chunks_.push_back({static_cast<int>(k), r * stride, take * stride, static_cast<int64_t>(r),
                          static_cast<int64_t>(take)});
       if (!on_demand(item.group)) ++groups_[static_cast<size_t>(item.group)].remaining;
