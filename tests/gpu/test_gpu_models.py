@@ -166,6 +166,6 @@ def test_load_modes_give_the_same_logits() -> None:
     ref = load("qwen3-q8_0")
     found = [
         rows(Engine(str(fixture_path("qwen3-q8_0")), device="cuda", load_mode=mode), ref.ids[:9], [8])
-        for mode in ("", "ring", "map", "direct")
+        for mode in ("", "ring", "map", "read", "direct")
     ]
     assert all(np.array_equal(found[0], f) for f in found[1:])

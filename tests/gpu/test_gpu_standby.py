@@ -15,6 +15,7 @@ from ..conftest import reflex_command
 pytestmark = pytest.mark.gpu
 
 LIMIT = 120
+LOAD_MODES = ("direct", "map", "read", "ring")
 REQUEST: dict[str, Any] = {"id": "r", "prompt": "Once upon a time", "max_tokens": 6, "ignore_eos": True}
 
 
@@ -38,7 +39,7 @@ def load(path: Path | str, id: str = "l") -> dict[str, Any]:
     return {"type": "load", "id": id, "model": str(path)}
 
 
-@pytest.mark.parametrize("options", [[], ["--exact"], ["--load-mode", "direct"], ["--load-mode", "map"]])
+@pytest.mark.parametrize("options", [[], ["--exact"], *(["--load-mode", m] for m in LOAD_MODES)])
 def test_tokens_are_those_of_a_worker_that_starts_with_its_model(demo_gguf: Path, options: list[str]) -> None:
     waited = answers([load(demo_gguf), REQUEST], *options)
     started = answers([REQUEST], "--model", str(demo_gguf), *options)

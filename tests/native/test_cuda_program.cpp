@@ -423,7 +423,7 @@ TEST(cuda_loads_the_same_weights_every_way) {
   auto* base = static_cast<const char*>(mmap(nullptr, at, PROT_READ, MAP_SHARED, fd, 0));
   for (Weight& w : plan.weights) w.data = base + w.offset;
   std::vector<float> want;
-  for (const char* mode : {"", "ring", "map", "direct"}) {
+  for (const char* mode : {"", "ring", "map", "read", "direct"}) {
     const std::unique_ptr<Program> program = compile(plan, false, 256, 512, mode);
     const std::unique_ptr<State> state = program->new_state();
     program->run(*state, Rowset::chain(0, 3, shape.vocab, true).pass());
