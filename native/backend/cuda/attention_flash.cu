@@ -1,34 +1,18 @@
-// Attention for many rows on the tensor cores, f16 states (Dao, "FlashAttention-2", 2023): a block
-// takes 64 query rows of one key/value head (as many rows of the pass as have their query heads fit
-// in 64) and walks the slots 64 at a time with a running softmax. Chains and trees: a row sees its
-// prefix and what its mask names. Refuses: other head sizes, f32 states (attention.cu).
-#include "backend/cuda/device.cuh"
+// Attention for many rows on the tensor cores, f16 states (flash.cuh): a block takes 64 query rows of one
+// key/value head (as many rows of the pass as have their query heads fit in 64). Refuses: other head sizes,
+// f32 states (attention.cu).
+#include "backend/cuda/flash.cuh"
 
 namespace reflex::cuda {
 
 namespace {
 
-constexpr int kThreads = 128, kRows = 64, kSlots = 64, kPad = 8;
-constexpr float kLog2E = 1.4426950408889634f;
+using namespace flash;
 
 template <int HD>
-struct Flash {
-  static constexpr int kStride = HD + kPad;  ///< halves per slot in shared memory: no bank twice in 8 rows
-  static constexpr int kTileN = kSlots / 8, kTileD = HD / 8, kStepsD = HD / 16;
-  struct Shared {
-    __half k[kSlots][kStride], v[kSlots][kStride];
-  };
-
-  /// Slots base.. of one head; those from `end` on repeat the last.
-  static __device__ __forceinline__ void fetch(__half (*to)[kStride], const __half* from, int base, int end,
-                                               int stride) {
-    constexpr int kQuads = HD / 8;
-    for (int i = threadIdx.x; i < kSlots * kQuads; i += kThreads) {
-      const int slot = i / kQuads, d = i % kQuads * 8;
-      copy_quad(&to[slot][d], from + static_cast<size_t>(min(base + slot, end - 1)) * stride + d);
-    }
-    copy_commit();
-  }
+struct Flash : Walk<HD> {
+  using typename Walk<HD>::Shared;
+  using Walk<HD>::kTileD, Walk<HD>::kStepsD, Walk<HD>::fetch;
 
   static __device__ __forceinline__ void run(const AttentionParams& p) {
     REFLEX_DYNAMIC_SHARED(uint8_t, raw);
@@ -78,120 +62,20 @@ struct Flash {
       fetch(s.v, values, base, end, stride);
       copy_wait<1>();
       __syncthreads();
-      float score[kTileN][4];
-      scores(s, q, score, lane);
+      float score[Walk<HD>::kTileN][4];
+      Walk<HD>::scores(s, q, score, lane);
       __syncthreads();
       fetch(s.k, keys, min(base + kSlots, end - 1), end, stride);
-      hide(p, header, base, end, pass_row, prefix, score, t);
-      soften(score, top, total, o);
+      Walk<HD>::hide(p.pass, header, base, end, pass_row, prefix, score, t);
+      Walk<HD>::soften(score, top, total, o);
       copy_wait<1>();
       __syncthreads();
-      accumulate(s, score, o, lane);
+      Walk<HD>::accumulate(s, score, o, lane);
       __syncthreads();
     }
     let_next_start();
     copy_wait<0>();
     store(p, row, head, total, o, t);
-  }
-
-  /// score (64 rows, 64 slots) = Q K^T: fragments (g, 2t) (g, 2t + 1) (g + 8, ..) of 8 slots each
-  static __device__ __forceinline__ void scores(const Shared& s, const uint32_t (&q)[kStepsD][4],
-                                                float (&score)[kTileN][4], int lane) {
-#pragma unroll
-    for (int n = 0; n < kTileN; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) score[n][i] = 0;
-#pragma unroll
-    for (int k = 0; k < kStepsD; ++k)
-#pragma unroll
-      for (int n = 0; n < kTileN; n += 2) {
-        uint32_t b[4];
-        load_matrices(b, &s.k[n * 8 + lane / 16 * 8 + lane % 8][k * 16 + lane / 8 % 2 * 8]);
-        mma(score[n], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
-        mma(score[n + 1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
-      }
-  }
-
-  /// Which of the 64 slots from base a row sees: its prefix, and what its mask names.
-  static __device__ __forceinline__ uint64_t seen_slots(const AttentionParams& p, const PassHeader& header,
-                                                        int base, int pass_row, int prefix) {
-    const int n = min(max(prefix - base, 0), 64);
-    uint64_t seen = n == 64 ? ~0ull : (1ull << n) - 1;
-    if (!header.mask_words) return seen;
-    const uint32_t* mask = p.pass.mask + static_cast<size_t>(pass_row) * header.mask_words;
-#pragma unroll 1
-    for (int w = max(0, (base - header.mask_base) / 32); w < header.mask_words; ++w) {
-      const int at = header.mask_base + 32 * w - base;  // of the word's first bit, among the 64
-      if (at >= 64) break;
-      if (at > -32)
-        seen |= at >= 0 ? static_cast<uint64_t>(mask[w]) << at : static_cast<uint64_t>(mask[w]) >> -at;
-    }
-    return seen;
-  }
-
-  /// -inf where a row does not see a slot; nothing is seen beyond the block's last row's own.
-  static __device__ __forceinline__ void hide(const AttentionParams& p, const PassHeader& header, int base,
-                                              int end, const int (&pass_row)[2], const int (&prefix)[2],
-                                              float (&score)[kTileN][4], int t) {
-    if (base + kSlots <= min(prefix[0], prefix[1])) return;
-    const uint64_t in_range = end - base >= 64 ? ~0ull : (1ull << (end - base)) - 1;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint64_t seen = (seen_slots(p, header, base, pass_row[r], prefix[r]) & in_range) >> (2 * t);
-#pragma unroll
-      for (int n = 0; n < kTileN; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (!(seen >> (8 * n + i) & 1)) score[n][2 * r + i] = -INFINITY;
-    }
-  }
-
-  /// The running softmax: score becomes its weights, o and total are scaled to the new maximum.
-  static __device__ __forceinline__ void soften(float (&score)[kTileN][4], float (&top)[2], float (&total)[2],
-                                                float (&o)[kTileD][4]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float m = top[r];
-#pragma unroll
-      for (int n = 0; n < kTileN; ++n) m = fmaxf(m, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-      m = fmaxf(m, __shfl_xor_sync(kFull, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(kFull, m, 2));
-      const float safe = m == -INFINITY ? 0.0f : m;  // a row that sees nothing yet
-      const float keep = exp2_fast(top[r] - safe);
-      top[r] = m;
-      float sum = 0;
-#pragma unroll
-      for (int n = 0; n < kTileN; ++n)
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          score[n][i] = exp2_fast(score[n][i] - safe);
-          sum += score[n][i];
-        }
-      total[r] = total[r] * keep + sum;  // of this lane's slots; the four lanes add up at the end
-#pragma unroll
-      for (int n = 0; n < kTileD; ++n) {
-        o[n][2 * r] *= keep;
-        o[n][2 * r + 1] *= keep;
-      }
-    }
-  }
-
-  /// o += weights V
-  static __device__ __forceinline__ void accumulate(const Shared& s, const float (&w)[kTileN][4],
-                                                    float (&o)[kTileD][4], int lane) {
-#pragma unroll
-    for (int k = 0; k < kSlots / 16; ++k) {
-      const uint32_t a0 = h2_of(w[2 * k][0], w[2 * k][1]), a1 = h2_of(w[2 * k][2], w[2 * k][3]);
-      const uint32_t a2 = h2_of(w[2 * k + 1][0], w[2 * k + 1][1]),
-                     a3 = h2_of(w[2 * k + 1][2], w[2 * k + 1][3]);
-#pragma unroll
-      for (int n = 0; n < kTileD; n += 2) {
-        uint32_t b[4];
-        load_matrices_transposed(b, &s.v[k * 16 + lane / 8 % 2 * 8 + lane % 8][n * 8 + lane / 16 * 8]);
-        mma(o[n], a0, a1, a2, a3, b[0], b[1]);
-        mma(o[n + 1], a0, a1, a2, a3, b[2], b[3]);
-      }
-    }
   }
 
   static __device__ __forceinline__ void store(const AttentionParams& p, const int (&row)[2],

@@ -215,9 +215,12 @@ inline constexpr uint32_t attention_one_bytes(int head_dim, int query_heads, int
   return static_cast<uint32_t>(
       4 * ((query_heads + 2 + warps * query_heads) * head_dim + 2 * warps * query_heads) + 16);
 }
-inline constexpr uint32_t flash_bytes(int head_dim) {
-  return static_cast<uint32_t>(2 * 64 * (head_dim + 8) * 2);
+// Of flash.cuh: threads, queries and slots of a block; halves between one slot and the next in shared memory.
+inline constexpr int kFlashThreads = 128, kFlashRows = 64, kFlashSlots = 64, kFlashPad = 8;
+inline constexpr uint32_t flash_bytes(int head_dim, int v_head_dim) {
+  return static_cast<uint32_t>(2 * kFlashSlots * (head_dim + v_head_dim + 2 * kFlashPad));
 }
+inline constexpr uint32_t flash_bytes(int head_dim) { return flash_bytes(head_dim, head_dim); }
 
 /// linear_raw: y = W x + bias + residual, W in file layout, in f32.
 struct RawLinearParams {
