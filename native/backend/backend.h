@@ -587,6 +587,9 @@ class Program {
   virtual size_t scratch_bytes() const = 0;
 };
 
+/// How a GPU does latent attention of many rows where it can do both; chosen: by which is less work.
+enum class LatentForm : uint8_t { chosen, absorbed, decompressed };
+
 struct ProgramOptions {
   int32_t n_ctx = 0;       ///< most slots a state may hold
   bool exact = false;      ///< f32 activations and f32 state everywhere
@@ -602,7 +605,9 @@ struct ProgramOptions {
   uint64_t expert_bytes = 0;
   /// The file's pages are in memory: reading them waits for no disk, and they may be mapped ahead.
   bool in_page_cache = false;
-  int load_threads = 0;  ///< that copy to a GPU, 0: what the mode is best with (benchmarks)
+  int load_threads = 0;                    ///< that copy to a GPU, 0: what the mode is best with (benchmarks)
+  LatentForm latent = LatentForm::chosen;  ///< tests and benchmarks say another
+  uint64_t latent_bytes = 0;  ///< that decompressed heads may take at a time, 0: what suits the card
 };
 
 class Backend {

@@ -8,7 +8,10 @@
 //                                          ready before, "read": pread from the page cache into the ring
 //   cuda_bench warm FILE                   decode, prefill and system1 passes on a loaded model
 //   cuda_bench cached FILE BYTES           decode with that much room for experts on the card
-//   cuda_bench pass FILE ROWS TIMES        one shape of pass over and over, for a profiler
+//   cuda_bench pass FILE ROWS TIMES [FORM [BEFORE]]
+//                                          one shape of pass over and over, for a profiler, BEFORE rows of
+//                                          the sequence before it; FORM: of latent attention, "absorbed",
+//                                          "decompressed" or "chosen"
 //
 // The prompt is "Once upon a time" in Qwen's vocabulary. Times are from the kernel's record of the
 // process's start; warm ones are medians.
@@ -286,12 +289,29 @@ void cached(const char* path, uint64_t bytes) {
               static_cast<double>(l.program->weight_bytes()) / 1e6, decode(l, 4, 100));
 }
 
-void pass(const char* path, int32_t rows, int times) {
-  Loaded l = load(path, options_of(""));
+LatentForm latent_form(const std::string& name) {
+  for (const auto& [form, called] : {std::pair{LatentForm::chosen, "chosen"},
+                                     {LatentForm::absorbed, "absorbed"},
+                                     {LatentForm::decompressed, "decompressed"}})
+    if (name == called) return form;
+  fail(ErrorKind::invalid_input, "latent attention '%s', expected chosen, absorbed or decompressed",
+       name.c_str());
+}
+
+void pass(const char* path, int32_t rows, int times, const std::string& form, int32_t before) {
+  ProgramOptions o = options_of("");
+  o.latent = latent_form(form);
+  o.max_rows = std::max(o.max_rows, rows);
+  Loaded l = load(path, o);
   l.program->run(*l.state, chain(0, 1, l.vocab).pass(0, HeadMode::full));
   (void)l.program->argmax(0);
   l.program->finish_load();
-  std::printf("%d rows: %.3f ms\n", rows, time_pass(l, chain(0, rows, l.vocab), 0, HeadMode::full, times));
+  l.state->truncate(0);
+  for (int32_t at = 0; at < before; at += l.program->max_rows())
+    l.program->run(*l.state,
+                   chain(at, std::min(l.program->max_rows(), before - at), l.vocab).pass(at, HeadMode::none));
+  std::printf("%d rows after %d, latent attention %s: %.3f ms\n", rows, before, form.c_str(),
+              time_pass(l, chain(before, rows, l.vocab), before, HeadMode::full, times));
 }
 
 }  // namespace
@@ -307,13 +327,14 @@ int main(int argc, char** argv) try {
     warm(argv[2]);
   else if (mode == "cached" && argc == 4)
     cached(argv[2], std::strtoull(argv[3], nullptr, 10));
-  else if (mode == "pass" && argc == 5)
-    pass(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
+  else if (mode == "pass" && argc >= 5)
+    pass(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), argc > 5 ? argv[5] : "chosen",
+         argc > 6 ? std::atoi(argv[6]) : 0);
   else
     std::fprintf(stderr,
                  "usage: cuda_bench first|system1 FILE [LOAD_MODE [EXPERTS]] | load FILE [LOAD_MODE [THREADS "
                  "[REPEAT]]] | "
-                 "warm FILE | cached FILE BYTES | pass FILE ROWS TIMES\n");
+                 "warm FILE | cached FILE BYTES | pass FILE ROWS TIMES [FORM [BEFORE]]\n");
   return 0;
 } catch (const Error& e) {
   std::fprintf(stderr, "%s: %s\n", error_kind_name(e.kind()), e.what());

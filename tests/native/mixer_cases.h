@@ -31,11 +31,16 @@ class Cases {
  public:
   Cases(Backend& backend, Bounds bounds) : backend_(backend), bounds_(bounds) {}
 
+  /// From here on; `bytes` as ProgramOptions::latent_bytes.
+  void set_latent(LatentForm form, uint64_t bytes = 0) { latent_ = form, latent_bytes_ = bytes; }
+
   std::unique_ptr<Program> compile(const Plan& plan, bool exact, int32_t max_rows = 320) {
     ProgramOptions o;
     o.exact = exact;
     o.max_rows = max_rows;
     o.n_ctx = 1024;
+    o.latent = latent_;
+    o.latent_bytes = latent_bytes_;
     return backend_.compile(plan, o);
   }
 
@@ -203,6 +208,8 @@ class Cases {
  private:
   Backend& backend_;
   Bounds bounds_;
+  LatentForm latent_ = LatentForm::chosen;
+  uint64_t latent_bytes_ = 0;
   double worst_[2] = {};
 };
 

@@ -46,6 +46,7 @@ void CudaProgram::step(const LatentStep& s) {
   m.state_f32 = now_.state->is_f32(op.state);
   m.n_rows = now_.n_rows;
   m.n_q_rows = rows_of(op.q);
+  m.n_slots = now_.n_slots;
   m.on_outputs = steps_.values[static_cast<size_t>(op.q)].rows == Rows::outputs;
   m.adjacent = plan_.ropes[static_cast<size_t>(op.rope)].pairing == RopeSpec::Pairing::adjacent;
   m.pass = arrays();

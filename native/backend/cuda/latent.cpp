@@ -34,8 +34,12 @@ void head_products(Launcher& launcher, LatentProductParams p, const Weight& weig
                   kThreads, 0, p);
 }
 
-LatentSteps::LatentSteps(Device& device, const StepList& steps, int32_t max_rows, bool exact)
-    : device_(device), exact_(exact), max_rows_(max_rows) {
+LatentSteps::LatentSteps(Device& device, const StepList& steps, int32_t max_rows,
+                         const ProgramOptions& options)
+    : device_(device),
+      exact_(options.exact),
+      max_rows_(max_rows),
+      prefill_(device, steps, max_rows, options) {
   size_t q = 0, o = 0, partial = 0, tickets = 0;
   for (const Step& step : steps.steps) {
     const auto* s = std::get_if<LatentStep>(&step);
@@ -124,6 +128,11 @@ void LatentSteps::run(Launcher& launcher, const LatentAttention& op, const Laten
   b.dim_pad = dim;
   b.outputs = m.on_outputs ? m.pass.outputs : nullptr;
   b.header = m.pass.header;
+  if (prefill_.takes(op, m)) {
+    b.n_state_rows = m.n_rows;
+    launcher.launch("latent_attention", "latent_begin", {blocks_of(m.n_rows, kBlockWarps)}, kThreads, 0, b);
+    return prefill_.run(launcher, op, m);
+  }
   LatentProductParams in{};
   in.w = m.k_at;
   in.head_rows = whole ? op.nope_dim + op.v_head_dim : op.n_latent;

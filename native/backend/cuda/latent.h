@@ -1,7 +1,9 @@
 // Latent attention on the card: which kernels do a layer, and the scratch that they share from layer to
-// layer. Refuses: states and values, which callers own.
+// layer. Few rows attend absorbed, here; of many latent_prefill.h says more. Refuses: states and values,
+// which callers own.
 #pragma once
 #include "backend/cuda/latent_params.h"
+#include "backend/cuda/latent_prefill.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/steps.h"
 
@@ -15,6 +17,7 @@ struct LatentMemory {
   bool state_f32;
   int32_t n_rows;    ///< of kv: the pass's
   int32_t n_q_rows;  ///< of q and out
+  int32_t n_slots;   ///< of the sequence, the pass's own included
   bool on_outputs;   ///< q's rows are output rows
   bool adjacent;     ///< the rope's pairing
   PassArrays pass;
@@ -31,9 +34,10 @@ void head_products(Launcher& launcher, LatentProductParams p, const Weight& weig
 class LatentSteps {
  public:
   /// Error(unsupported) names sizes that the kernels do not take.
-  LatentSteps(Device& device, const StepList& steps, int32_t max_rows, bool exact);
+  LatentSteps(Device& device, const StepList& steps, int32_t max_rows, const ProgramOptions& options);
   size_t scratch_bytes() const {
-    return latent_q_.bytes() + latent_o_.bytes() + partial_.bytes() + tickets_.bytes();
+    return latent_q_.bytes() + latent_o_.bytes() + partial_.bytes() + tickets_.bytes() +
+           prefill_.scratch_bytes();
   }
   void run(Launcher& launcher, const LatentAttention& op, const LatentMemory& m) const;
 
@@ -46,6 +50,7 @@ class LatentSteps {
   Device& device_;
   const bool exact_;
   int32_t max_rows_;
+  LatentPrefill prefill_;
   DeviceBuffer latent_q_, latent_o_, partial_, tickets_;
 };
 

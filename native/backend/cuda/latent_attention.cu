@@ -2,6 +2,7 @@
 // sequence of C + P values a token. A block has kLatentHeads heads of one row, so that a tile of the sequence
 // in shared memory serves them all as the 16 rows of an mma, and any tree of rows is a mask.
 #include "backend/cuda/latent_attention.cuh"
+#include "backend/cuda/latent_rotation.cuh"
 
 namespace reflex::cuda {
 
@@ -14,15 +15,6 @@ __device__ __forceinline__ void store_value(void* state, bool f32, size_t at, fl
     static_cast<float*>(state)[at] = x;
   else
     static_cast<__half*>(state)[at] = __float2half_rn(x);
-}
-
-/// Element i of P rotated values of x.
-__device__ __forceinline__ float rotated(const LatentBeginParams& p, const float* x, int pass_row, int i) {
-  const int half = p.rope_dim / 2, pair = p.adjacent ? i / 2 : i % half;
-  const bool second = p.adjacent ? i % 2 : i >= half;
-  const float* r = p.rotation + (static_cast<size_t>(pass_row) * half + pair) * 2;
-  const float a = x[p.adjacent ? 2 * pair : pair], b = x[p.adjacent ? 2 * pair + 1 : pair + half];
-  return second ? b * r[0] + a * r[1] : a * r[0] - b * r[1];
 }
 
 }  // namespace
@@ -43,7 +35,8 @@ REFLEX_KERNEL(latent_begin, LatentBeginParams, kThreads) {
     for (int i = lane; i < p.n_latent; i += 32)
       store_value(p.state, p.state_f32, to + i, x[i] * factor * p.norm[i]);
     for (int i = lane; i < p.rope_dim; i += 32)
-      store_value(p.state, p.state_f32, to + p.n_latent + i, rotated(p, x + p.n_latent, row, i));
+      store_value(p.state, p.state_f32, to + p.n_latent + i,
+                  rotated(p.rotation, p.rope_dim, p.adjacent, x + p.n_latent, row, i));
     return;
   }
   item -= p.n_state_rows;
@@ -54,7 +47,7 @@ REFLEX_KERNEL(latent_begin, LatentBeginParams, kThreads) {
   const float* x = p.q + (static_cast<size_t>(row) * p.n_heads + h) * dim + p.nope_dim;
   float* to = p.latent_q + item * p.dim_pad;
   for (int i = p.n_latent + lane; i < p.dim_pad; i += 32)
-    to[i] = i < width ? rotated(p, x, pass_row, i - p.n_latent) : 0.0f;
+    to[i] = i < width ? rotated(p.rotation, p.rope_dim, p.adjacent, x, pass_row, i - p.n_latent) : 0.0f;
 }
 
 REFLEX_KERNEL(latent_attention_f32, LatentAttentionParams, kThreads) { latent::attend<float, 3>(p); }

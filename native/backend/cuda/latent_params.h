@@ -76,6 +76,45 @@ inline constexpr uint32_t latent_attention_bytes(int dim_pad, int tile_slots, bo
 inline constexpr int kLatentProductTile = 64;    ///< rows and outputs of a block of latent_product
 inline constexpr int kLatentProductStride = 68;  ///< of its operands in shared memory
 
+// Decompressed (latent_prefill.cu): slots and outputs of a block of latent_decompress, latent values at a
+// time, how many such steps are on their way at once, and halves from row to row in shared memory.
+inline constexpr int kDecompressTile = 128, kDecompressStep = 32, kDecompressStages = 3;
+inline constexpr int kDecompressStride = kDecompressStep + 8, kDecompressThreads = 256;
+inline constexpr uint32_t decompress_bytes() {
+  return 2 * kDecompressStages * 2 * kDecompressTile * kDecompressStride;
+}
+
+/// latent_matrices: w[h, j] = row j of head first_head + h's [k_b ; v_b], decoded; latent_decompress:
+/// keys[h, s] = k_b[h] c[s], values[h, s] = v_b[h] c[s]. All f16.
+struct DecompressParams {
+  struct Matrix {  ///< of all heads in file layout: rows head_rows * h + first .. are head h's
+    const uint8_t* at;
+    uint64_t row_bytes;
+    int32_t type, head_rows, first;
+  } k, v;
+  int32_t k_by_latent;  ///< k's file rows are those of the latent values, N long: it lies transposed
+  void* w;              ///< (heads, N + V, latent_pad), times kWScale; zero beyond C
+  void* keys;           ///< (heads, slots, key_stride): N values, what is not rotated
+  void* values;         ///< (heads, slots, value_stride): V values
+  const void* state;    ///< (slots, C + P)
+  int32_t n_slots, first_head, n_heads;
+  int32_t n_latent, latent_pad, nope_dim, rope_dim, v_head_dim, key_stride, value_stride;
+};
+
+/// latent_flash_<DK>x<DV>: out[r, h] = sum_s softmax_s(scale * [q ; rotated q] . [keys[h, s] ; state[s, C:]])
+/// values[h, s], of the heads in `from`
+struct LatentFlashParams {
+  DecompressParams from;
+  const float* q;         ///< (rows, H, N + P)
+  const float* rotation;  ///< (R, P / 2, 2)
+  int32_t adjacent;
+  int32_t n_rows, n_all_heads;  ///< of q; H
+  float scale;
+  int32_t on_outputs;
+  PassArrays pass;
+  float* out;  ///< (rows, H, V)
+};
+
 /// head_slice: out[i, :] = in[i, begin : begin + count] over i < n rows of `stride` values
 struct HeadSliceParams {
   const float* x;

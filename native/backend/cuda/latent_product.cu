@@ -1,7 +1,7 @@
 // Latent attention's products with a matrix per head, in the file's layout and any type: queries into the
 // latent space, results out of it.
 #include "backend/cuda/latent_params.h"
-#include "backend/cuda/raw.cuh"
+#include "backend/cuda/raw_group.cuh"
 #include "backend/cuda/split_mma.cuh"
 
 namespace reflex::cuda {
@@ -11,22 +11,6 @@ namespace {
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kTile = kLatentProductTile, kStride = kLatentProductStride;
 static_assert(kTile == 64);
-
-/// y (32) = values 32 group .. of a row of n values.
-__device__ __forceinline__ void read_group(int32_t type, const uint8_t* row, int group, int n, float* y) {
-  switch (static_cast<GgmlType>(type)) {
-#define REFLEX_CASE(name)               \
-  case GgmlType::name:                  \
-    Raw_##name::read(row, group, n, y); \
-    break;
-#define REFLEX_TYPE(name, id, values, bytes, kind) REFLEX_EACH_##kind(REFLEX_CASE, name)
-#include "quant/types.def"
-#undef REFLEX_TYPE
-#undef REFLEX_CASE
-    default:
-      break;
-  }
-}
 
 __device__ __forceinline__ const uint8_t* row_of(const LatentProductParams& p, int h, int j) {
   return p.w + (static_cast<size_t>(h) * p.head_rows + p.first + j) * p.row_bytes;

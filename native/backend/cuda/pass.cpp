@@ -13,8 +13,6 @@ namespace {
 
 constexpr size_t kQuad = 16;
 constexpr size_t kMaxGraphs = 32;
-// Beyond, launches hide behind the work they launch.
-constexpr int32_t kMaxGraphRows = 64;
 constexpr const char *kGatherImage = "gather", *kGatherKernel = "gather_dots";
 constexpr size_t kGatherBytes = size_t{16} << 20;  // of the head's rows decoded at a time
 
@@ -157,6 +155,7 @@ void CudaProgram::run(State& base, const Pass& pass) {
   now_ = {};
   now_.n_rows = n;
   now_.n_out = o;
+  now_.n_slots = pass.first_slot + n;
   now_.head = o ? pass.head : HeadMode::none;
   now_.same_rows = n == o;
   now_.chain = vis.chain;

@@ -111,7 +111,7 @@ CudaProgram::CudaProgram(std::shared_ptr<Device> device, Plan plan, const Progra
       steps_((check_plan(plan_), build_steps(plan_))),
       residence_(*device_, plan_, steps_, options),
       delta_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
-      latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.exact),
+      latent_(*device_, steps_, Launcher::padded_rows(options.max_rows), options),
       index_(*device_, steps_, options.max_rows, options.n_ctx),
       window_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.n_ctx, options.exact),
       blocks_(*device_, steps_, Launcher::padded_rows(options.max_rows), options.n_ctx, options.exact),

@@ -264,8 +264,8 @@ class CudaProgram final : public Program {
   struct Current {
     CudaState* state = nullptr;
     const Slot* slot = nullptr;
-    bool replayed = false;  ///< captured now, or replayed
-    int32_t n_rows = 0, n_out = 0;
+    bool replayed = false;                       ///< captured now, or replayed
+    int32_t n_rows = 0, n_out = 0, n_slots = 0;  ///< slots: those of the sequence after it
     HeadMode head = HeadMode::none;
     bool loaded = false;     ///< every weight was there when it began
     bool same_rows = false;  ///< the outputs are all rows, in order

@@ -10,6 +10,10 @@
 
 namespace reflex::cuda {
 
+/// Passes of more rows are launched each time: launches hide behind the work they launch. Those of as many or
+/// fewer are replayed, with the sequence's length as all that may differ.
+inline constexpr int32_t kMaxGraphRows = 64;
+
 struct NormSpec {
   WeightId weight = kNone;  ///< kNone: no norm
   int32_t group = 0;
