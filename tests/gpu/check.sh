@@ -23,7 +23,7 @@ cd "$(dirname "$0")/../.." || exit 2
 BUILD=${REFLEX_GPU_BUILD:-build/gpu} LOGS=${REFLEX_GPU_LOGS:-build/gpu-logs}
 DATA=${REFLEX_GPU_DATA:-build/gpu-data} PREBUILT=${REFLEX_GPU_PREBUILT:-}
 SHARED=${REFLEX_SHARED:-} BUDGET=${REFLEX_GPU_BUDGET_S:-570} RUNS=${REFLEX_GPU_RUNS:-}
-BLOCKS="native pytest load warm hybrids families sanitize_models turns exit cold8b lazydisk commands cores sanitize"
+BLOCKS="native pytest latent load warm hybrids families sanitize_models turns exit cold8b lazydisk commands cores sanitize"
 QUICK='' ONLY='' SKIP=''
 while [ $# -gt 0 ]; do
   case $1 in
@@ -45,7 +45,7 @@ fail() { printf 'FAILED: %s\n' "$*"; failed=1; }
 wanted() { # block
   [ -z "$ONLY" ] || case ",$ONLY," in *",$1,"*) ;; *) return 1 ;; esac
   case ",$SKIP," in *",$1,"*) return 1 ;; esac
-  case $QUICK:$1 in 1:sanitize* | 1:hybrids | 1:families | 1:cold8b | 1:lazydisk) return 1 ;; esac
+  case $QUICK:$1 in 1:sanitize* | 1:hybrids | 1:latent | 1:families | 1:cold8b | 1:lazydisk) return 1 ;; esac
 }
 find_shared() { # file -> its path
   for d in $SHARED ../shared/bench ../shared/vocab; do [ -e "$d/$1" ] && { echo "$d/$1"; return; }; done
@@ -71,6 +71,7 @@ models_of() { # block -> names
     load | exit | warm | commands) [ -n "$QUICK" ] && echo 0.6b || echo "$DENSE" ;;
     turns | cores) echo 0.6b ;;
     hybrids) echo "$HYBRIDS" ;;
+    latent) echo mla ;;
     families) echo "$FAMILIES" ;;
     cold8b) echo 8b ;;
     lazydisk) echo 30b ;;
@@ -164,6 +165,17 @@ each_warm() { # seconds model...
 run_warm() { each_warm "$1" $(models_of warm); } # 60
 # shellcheck disable=SC2046
 run_hybrids() { each_warm "$1" $(models_of hybrids); } # 60
+run_latent() { # 75: both forms of latent attention in turn, rows of a pass and rows before them
+  local f form rows rc=0
+  f=$(model mla) || return 1
+  for rows in "64 0" "128 0" "256 0" "512 0" "2048 0" "128 3072" "512 3072"; do
+    for form in absorbed decompressed chosen; do
+      # shellcheck disable=SC2086
+      timeout $(($1 / 3)) "$BUILD/cuda_bench" pass "$f" ${rows% *} 20 $form ${rows#* } || rc=1
+    done
+  done
+  return "$rc"
+}
 # shellcheck disable=SC2046
 run_families() { each_warm "$1" $(models_of families); } # 75
 run_sanitize_models() { # 180: every family's fixture under each tool, and a fault that each tool must find
