@@ -135,6 +135,13 @@ class Engine:
 def stand_by(*, device: str = "auto", exact: bool = False, isa: str = "", load_mode: str = "") -> None:
     """Make ready what the engine that is loaded next by these options needs before it sees a file."""
 
+def report_lost_files() -> None:
+    """From now on a model file that is lost while it is read ends the process with a line on stderr and
+    status 4, in place of SIGBUS. For commands: a library leaves the signal to its host."""
+
+def set_last_words(fd: int, words: bytes) -> None:
+    """What such an end says to fd first; b"" nothing."""
+
 def gguf_info(path: str) -> dict[str, Any]:
     """Metadata, tensor types and whether Reflex will run the file, without loading it. Where runs holds but
     tokenizer_known does not, text needs the fallback: api.describe has the last word."""

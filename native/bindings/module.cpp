@@ -403,6 +403,16 @@ void bind_stand_by(nb::module_& m) {
       "Make ready what the engine that is loaded next by these options needs before it sees a file.");
 }
 
+/// What a command says of a model file that is lost while it is read (engine.h).
+void bind_lost_files(nb::module_& m) {
+  m.def("report_lost_files", &report_lost_files,
+        "From now on a model file that is lost while it is read ends the process with a line and status 4.");
+  m.def(
+      "set_last_words",
+      [](int fd, const nb::bytes& words) { set_last_words(fd, std::string(words.c_str(), words.size())); },
+      "fd"_a, "words"_a, "What such an end says to fd first; b\"\" nothing.");
+}
+
 nb::dict gguf_info(const nb::str& path) {
   FileReport r;
   const std::string name = path_bytes(path);
@@ -450,6 +460,7 @@ NB_MODULE(_native, m) {
   bind_requests(m);
   bind_engine(m);
   bind_stand_by(m);
+  bind_lost_files(m);
   m.def("gguf_info", &gguf_info, "path"_a,
         "Metadata, tensor types and whether Reflex will run the file, without loading it.");
   m.def("gguf_array", &gguf_array, "path"_a, "key"_a,

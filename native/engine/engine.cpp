@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "engine/engine_impl.h"
+#include "gguf/lost_file.h"
 
 namespace reflex {
 
@@ -82,10 +83,8 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& options, const std::fu
 
 EngineImpl::EngineImpl(const EngineOptions& options, const std::function<void()>& poll) : options_(options) {
   if (options.ctx < 0) fail(ErrorKind::invalid_input, "ctx: expected 0 or more, found %d", options.ctx);
-  if (options.threads < 0)
-    fail(ErrorKind::invalid_input, "threads: expected 0 or more, found %d", options.threads);
-  if (options.threads > kMaxThreads)
-    fail(ErrorKind::invalid_input, "threads: expected at most %d, found %d", kMaxThreads, options.threads);
+  if (options.threads < 0 || options.threads > kMaxThreads)
+    fail(ErrorKind::invalid_input, "threads: expected 0 to %d, found %d", kMaxThreads, options.threads);
   const std::string& mode = options.load_mode;
   if (!mode.empty() && mode != "ring" && mode != "map" && mode != "read" && mode != "direct")
     fail(ErrorKind::invalid_input, "load_mode: expected ring, map, read or direct, found '%s'", mode.c_str());
@@ -325,5 +324,9 @@ void EngineImpl::warm_up(const std::function<bool()>& interrupt) {
   }
   find_tokenizer();
 }
+
+void report_lost_files() { gguf::report_lost_files(); }
+
+void set_last_words(int fd, std::string words) { gguf::set_last_words(fd, std::move(words)); }
 
 }  // namespace reflex

@@ -59,6 +59,13 @@ BuildFacts build_facts();
 /// for a CPU. Throws what Engine::load would say of the device.
 void stand_by(const EngineOptions& options);
 
+/// For a process that is a command, never for a library: from now on a model file that is lost while it is
+/// read ends it with a line that names the file and the exit status of `io` (gguf/lost_file.h).
+void report_lost_files();
+
+/// What such an end says to fd first; "" nothing.
+void set_last_words(int fd, std::string words);
+
 /// Bytes of weights on the device, of those on their way.
 struct LoadProgress {
   size_t done = 0, total = 0;

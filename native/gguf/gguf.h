@@ -114,9 +114,10 @@ class File {
   uint64_t total_bytes() const;                    ///< of all parts' files
 
   /// Error(io) when a part has shrunk since it was opened. Touching a mapping beyond its file's
-  /// end kills the process with SIGBUS, so loaders call this (one fstat a part) before they
-  /// read the tensors. It narrows the window and cannot close it: replace model files by
-  /// renaming a new one over the old, never by writing or truncating in place.
+  /// end ends the process (SIGBUS; of a command with a line that says so: lost_file.h), so loaders
+  /// call this (one fstat a part) before they read the tensors. It narrows the window and cannot
+  /// close it: replace model files by renaming a new one over the old, never by writing or
+  /// truncating in place.
   void check_size() const;
 
   const Value* find(std::string_view key) const;  ///< nullptr when absent

@@ -62,6 +62,7 @@ MappedFile MappedFile::open(const std::string& path) {
          path.c_str(), static_cast<long long>(st.st_size), std::strerror(err));
   }
   file.data_ = static_cast<const std::byte*>(p);
+  file.watched_ = WatchedMapping(p, file.size_, path);
   return file;
 }
 
@@ -69,17 +70,20 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
+      watched_(std::move(other.watched_)),
       fd_(std::exchange(other.fd_, -1)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(watched_, other.watched_);
   std::swap(fd_, other.fd_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
+  watched_ = {};  // what is mapped there next is none of ours
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
   if (fd_ >= 0) ::close(fd_);
 }

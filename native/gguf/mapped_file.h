@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <string>
 
+#include "gguf/lost_file.h"
+
 namespace reflex::gguf {
 
 class MappedFile {
@@ -29,6 +31,7 @@ class MappedFile {
   std::string path_;
   const std::byte* data_ = nullptr;  // (size_)
   size_t size_ = 0;
+  WatchedMapping watched_;  // data_
   int fd_ = -1;
 };
 
