@@ -41,6 +41,41 @@ def refuse(kind: str, message: str) -> ReflexError:
     return error
 
 
+# What the core's int holds, and a place in a text; other whole numbers with a narrower range.
+_INT = (0, 2**31 - 1)
+_RANGES = {
+    "seed": (0, 2**64 - 1),
+    "logprobs": (0, 1000),
+    "prompt_logprobs": (0, 1000),
+    "literal_spans": (0, 2**63 - 1),
+}
+
+
+def _ranged(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """call(...). A whole number that the core's types do not hold ends in a TypeError that names neither it
+    nor its range: found here, it is invalid_input as any other."""
+    try:
+        return call(*args, **named)
+    except (TypeError, RuntimeError):  # RuntimeError: of a dict's keys
+        for name, value in named.items():
+            problem = _beyond(name, value, *_RANGES.get(name, _INT))
+            if problem is not None:
+                raise refuse("invalid_input", problem) from None
+        raise
+
+
+def _beyond(where: str, value: Any, low: int, high: int) -> str | None:
+    """What is wrong with the first whole number in value, lists and keys of a dict too, out of its range."""
+    if isinstance(value, int):
+        if not low <= value <= high:
+            return f"{where}: expected a whole number from {low} to {high}, found {value}"
+    elif isinstance(value, (list, tuple, dict)):
+        what = f"{where}: a key" if isinstance(value, dict) else ""
+        found = (_beyond(what or f"{where}[{i}]", item, low, high) for i, item in enumerate(value))
+        return next((f for f in found if f is not None), None)
+    return None
+
+
 class _Task:
     """What both kinds of request are: ready, to be stepped, iterated over or run whole."""
 
@@ -213,7 +248,8 @@ class Engine:
         experts: str = "",
         poll: Callable[[], None] | None = None,
     ) -> None:
-        native = _NativeEngine(
+        native = _ranged(
+            _NativeEngine,
             model,
             device=device,
             threads=threads,
@@ -262,9 +298,13 @@ class Engine:
         ]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, those of an unfinished character too."""
+        """The bytes that a token stands for, those of an unfinished character too. Raises ReflexError
+        (invalid_input) for an id that is not in the vocabulary."""
         if self._vocabulary is None:
             self._vocabulary = self._native.vocabulary()
+        if not 0 <= token_id < len(self._vocabulary):
+            expected = f"token_id: expected a token id in [0, {len(self._vocabulary)})"
+            raise refuse("invalid_input", f"{expected}, found {token_id}")
         return self._vocabulary[token_id]
 
     @property
@@ -286,14 +326,18 @@ class Engine:
         Raises ReflexError (tokenizer, invalid_input)."""
         fallback = self._fallback()
         tokenizer = self._native if fallback is None else fallback
-        return tokenizer.tokenize(
-            text, parse_special=parse_special, literal_spans=literal_spans, add_bos=add_bos
+        return _ranged(
+            tokenizer.tokenize,
+            text,
+            parse_special=parse_special,
+            literal_spans=literal_spans,
+            add_bos=add_bos,
         )
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of ids, without control tokens where skip_special; bytes that are no UTF-8 come out as
         U+FFFD. Raises ReflexError (invalid_input) for an id that is not in the vocabulary."""
-        return self._native.detokenize(token_ids, skip_special=skip_special)
+        return _ranged(self._native.detokenize, token_ids=token_ids, skip_special=skip_special)
 
     def generate(
         self,
@@ -324,7 +368,8 @@ class Engine:
                 prompt, parse_special=parse_special, literal_spans=literal_spans, add_bos=add_bos
             )
             prompt, literal_spans = None, ()
-        native = self._native.generate(
+        native = _ranged(
+            self._native.generate,
             prompt,
             prompt_token_ids=prompt_token_ids,
             parse_special=parse_special,
@@ -376,7 +421,8 @@ class Engine:
             if prompt is not None and prompt_token_ids is None:
                 prompt_token_ids = self.tokenize(prompt, **how)
                 prompt, literal_spans = None, ()
-        native = self._native.score(
+        native = _ranged(
+            self._native.score,
             prompt,
             candidates,
             prompt_token_ids=prompt_token_ids,

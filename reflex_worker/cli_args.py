@@ -15,24 +15,53 @@ class UsageError(Exception):
     """The command line is wrong; the message says how."""
 
 
-def int32(text):
-    """An integer that the core's int holds."""
-    value = int(text)
-    if not -(1 << 31) <= value < 1 << 31:
-        raise ValueError
-    return value
+# What the core's int, float and double hold.
+INT32_MAX = 2**31 - 1
+FLOAT32_MAX = 3.4028234663852886e38
+FLOAT64_MAX = 1.7976931348623157e308
+# The longest pause that is no slip of the hand.
+DAY_S = 86400
 
 
-def uint64(text):
-    """A seed: 0 to 2^64 - 1."""
-    value = int(text)
-    if not 0 <= value < 1 << 64:
-        raise ValueError
-    return value
+class Whole:
+    """Converts a whole number from `low` to `high`; `expected` says so to who gives another."""
+
+    def __init__(self, low=0, high=INT32_MAX):
+        self.low = low
+        self.high = high
+        self.expected = f"a whole number from {low} to {high}"
+
+    def convert(self, text):
+        return int(text)
+
+    def __call__(self, text):
+        value = self.convert(text)
+        if not self.low <= value <= self.high:
+            raise ValueError
+        return value
+
+
+class Number:
+    """Likewise a number; `above`: `low` itself is too low."""
+
+    def __init__(self, low, high, above=False):
+        self.low = low
+        self.high = high
+        self.above = above
+        self.expected = (
+            f"a number above {low:g}, at most {high:g}" if above else f"a number from {low:g} to {high:g}"
+        )
+
+    def __call__(self, text):
+        value = float(text)
+        if not self.low <= value <= self.high or (self.above and value == self.low):
+            raise ValueError
+        return value
 
 
 class Option:
-    """One option: `--name VALUE`, or a flag when convert is None."""
+    """One option: `--name VALUE`, or a flag when convert is None. A convert that raises ValueError may have
+    `expected`, which says what it takes."""
 
     __slots__ = ("convert", "default", "help", "metavar", "name", "repeat")
 
@@ -89,7 +118,8 @@ def parse(
         try:
             converted = option.convert(value)
         except ValueError:
-            raise UsageError(f"{name}: expected {option.metavar}, found '{value}'") from None
+            expected = getattr(option.convert, "expected", option.metavar)
+            raise UsageError(f"{name}: expected {expected}, found '{value}'") from None
         if option.repeat:
             values[option.key].append(converted)
         else:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, int32, parse
+from .cli_args import DAY_S, Number, Option, UsageError, Whole, parse
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, command_head, open_engine, take_model
 from .cli_output import result_line, value_text
@@ -13,12 +13,16 @@ OPTIONS = [
     Option(
         "--lengths", str, "", "N,N,...", help="prompt lengths in tokens; 1,8,32,128,512 as far as they fit"
     ),
-    Option("--decode", int32, 64, "N", help="tokens to decode"),
-    Option("--repeat", int32, 5, "N", help="runs of each, the median counts"),
-    Option("--cold", int32, None, "N", help="instead: N fresh processes to one token"),
+    Option("--decode", Whole(1), 64, "N", help="tokens to decode"),
+    Option("--repeat", Whole(1), 5, "N", help="runs of each, the median counts"),
+    Option("--cold", Whole(1), None, "N", help="instead: N fresh processes to one token"),
     Option("--prompt", str, "Once upon a time", "TEXT", help="the cold runs' prompt"),
     Option(
-        "--pause", float, 0.3, "S", help="between cold runs, so that one's teardown does not slow the next"
+        "--pause",
+        Number(0, DAY_S),
+        0.3,
+        "S",
+        help="between cold runs, so that one's teardown does not slow the next",
     ),
     Option("--plot", str, None, "FILE", help="draw the cold start's timeline (needs matplotlib)"),
     Option("--floor", help="instead, once: a GPU's floor, all bytes of the file on the card and no more"),
@@ -55,9 +59,6 @@ def main(name, argv):
 
     values, positional = parse(argv, OPTIONS, 1)
     path = take_model(values, positional, name)
-    for option in ("cold", "repeat", "decode"):
-        if values[option] is not None and values[option] < 1:
-            raise UsageError(f"--{option}: expected 1 or more, found {values[option]}")
     if values["floor"]:
         write(1, gpu_floor(path, values))
         return 0

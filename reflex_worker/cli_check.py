@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, int32, parse
+from .cli_args import Option, Whole, parse
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, open_engine, take_model, with_tokenizer
 from .cli_output import result_line
 
 OPTIONS = [
     *(o for o in MODEL_OPTIONS if o.name != "--exact"),  # it computes both ways
-    Option("--tokens", int32, 64, "N", help="rows of the text to compare at most"),
+    Option("--tokens", Whole(1), 64, "N", help="rows of the text to compare at most"),
     Option("--json", help="one JSON object"),
 ]
 
@@ -42,7 +42,7 @@ def main(name, argv):
     text = positional[0] if positional else TEXT
     fast = open_engine(path, {**values, "exact": False})
     exact = open_engine(path, {**values, "exact": True})
-    ids = with_tokenizer(fast, path, lambda e: e.tokenize(text))[: max(1, values["tokens"])]
+    ids = with_tokenizer(fast, path, lambda e: e.tokenize(text))[: values["tokens"]]
     rows = list(range(len(ids)))
     stats = compare(exact.logits(ids, rows), fast.logits(ids, rows))
     write(1, result_line("REFLEX_CHECK_OK", {"rows": len(rows), **stats}, values["json"]))

@@ -6,17 +6,17 @@ are made back to back and divided. The CPU's (RAPL) is read where the kernel let
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, int32
+from .cli_args import DAY_S, Number, Option, UsageError, Whole
 from .cli_args import parse as parse_options
 from .cli_args import usage as usage_text
 from .cli_output import result_line
 from .energy import REFRESH_S, find_meters
 
 OPTIONS = [
-    Option("--runs", int32, 10, "N", help="runs, back to back"),
-    Option("--pause", float, 0.3, "S", help="between runs"),
-    Option("--idle", float, 2.0, "S", help="how long the idle draw is measured first"),
-    Option("--gpu", int32, 0, "N", help="which of the GPUs that CUDA_VISIBLE_DEVICES lists, else NVML's"),
+    Option("--runs", Whole(1), 10, "N", help="runs, back to back"),
+    Option("--pause", Number(0, DAY_S), 0.3, "S", help="between runs"),
+    Option("--idle", Number(0, DAY_S, above=True), 2.0, "S", help="how long the idle draw is measured first"),
+    Option("--gpu", Whole(), 0, "N", help="which of the GPUs that CUDA_VISIBLE_DEVICES lists, else NVML's"),
     Option("--json", help="one JSON object"),
 ]
 
@@ -45,10 +45,6 @@ def main(name, argv):
     cut = argv.index("--")
     values, _ = parse_options(argv[:cut], OPTIONS, 0)
     command = argv[cut + 1 :]
-    if values["runs"] < 1:
-        raise UsageError("--runs: expected 1 or more")
-    if values["gpu"] < 0:
-        raise UsageError(f"--gpu: expected 0 or more, found {values['gpu']}")
     meters = find_meters(values["gpu"])
     if not meters:
         raise MeterError("no energy counter here: neither NVML nor a readable RAPL")

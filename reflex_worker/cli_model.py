@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, int32, parse
+from .cli_args import Option, UsageError, Whole, parse
+
+MAX_THREADS = 1024  # kMaxThreads of the core
 
 MODEL_OPTIONS = [
     Option("--demo", help="use the bundled model instead of a GGUF file"),
     Option("--device", str, "auto", "auto|cpu|cuda[:N]", help="where to run"),
-    Option("--threads", int32, 0, "N", help="CPU threads, 0: what the machine and its cgroup allow"),
-    Option("--ctx", int32, 0, "N", help="cap on the context in tokens, 0: the model's own"),
+    Option(
+        "--threads",
+        Whole(0, MAX_THREADS),
+        0,
+        "N",
+        help="CPU threads, 0: what the machine and its cgroup allow",
+    ),
+    Option("--ctx", Whole(), 0, "N", help="cap on the context in tokens, 0: the model's own"),
     Option(
         "--load-mode",
         str,
@@ -63,8 +71,9 @@ def engine_options(values):
 
 
 def open_engine(path, values):
-    from ._native import Engine
+    from ._native import Engine, report_lost_files
 
+    report_lost_files()
     engine = Engine(path, **engine_options(values))
     note_experts(engine, values["experts"])
     return engine
@@ -203,7 +212,10 @@ def take_prompt(positional, name):
         if sys.stdin is None or (not positional and sys.stdin.isatty()):
             raise UsageError(f"{name}: expected a prompt (or '-' and text on stdin)")
         positional[:] = positional[1:]
-        text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+        except OSError as e:  # closed
+            raise UsageError(f"{name}: expected a prompt (or '-' and text on stdin): {e.strerror}") from None
     if positional:
         raise UsageError(f"unexpected argument '{positional[0]}'")
     return checked_text(text, "PROMPT")

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError, int32, parse
+from .cli_args import Option, UsageError, Whole, parse
 from .cli_args import usage as usage_text
 from .cli_model import MODEL_OPTIONS, boot_driver, demo_path, engine_options
 from .descriptors import open_standard_descriptors
 from .signals import take_over
 
 
-def octal(text):
-    return int(text, 8)
+class Octal(Whole):
+    """Likewise a number in octal."""
+
+    def __init__(self, low, high):
+        super().__init__(low, high)
+        self.expected = f"an octal number from {low:o} to {high:o}"
+
+    def convert(self, text):
+        return int(text, 8)
+
+
+MODE = Octal(0, 0o777)
+LINE_BYTES = Whole(1 << 10)  # serve.MIN_MAX_LINE_BYTES, which is imported when the driver is on its way
 
 
 STDIO_OPTIONS = [
@@ -22,12 +33,12 @@ STDIO_OPTIONS = [
         help="the model's file; REFLEX_MODEL where absent; else wait for a load line",
     ),
     *MODEL_OPTIONS,
-    Option("--max-line-bytes", int32, 16 << 20, "N", help="longest request line"),
+    Option("--max-line-bytes", LINE_BYTES, 16 << 20, "N", help="longest request line"),
     Option("--state-dir", str, None, "FOLDER", help="where state files may lie (not supported yet)"),
 ]
 UDS_OPTIONS = [
     *STDIO_OPTIONS,
-    Option("--mode", octal, 0o600, "OCTAL", help="of the socket file"),
+    Option("--mode", MODE, 0o600, "OCTAL", help="of the socket file"),
     Option("--busy", help="answer a second connection 'busy' and close it, instead of letting it wait"),
 ]
 
@@ -35,7 +46,7 @@ UDS_OPTIONS = [
 def usage(name):
     if name == "uds":
         options = [
-            o if o.name != "--mode" else Option("--mode", octal, "600", "OCTAL", help=o.help)
+            o if o.name != "--mode" else Option("--mode", MODE, "600", "OCTAL", help=o.help)
             for o in UDS_OPTIONS
         ]
         return usage_text(name, "SOCKET [GGUF] | SOCKET --demo", options, PROTOCOL)

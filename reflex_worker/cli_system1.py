@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cli_args import Option, UsageError
+from .cli_args import FLOAT64_MAX, Number, Option, UsageError
 from .cli_args import usage as usage_text
 from .cli_model import (
     ENERGY_OPTION,
@@ -20,7 +20,13 @@ OPTIONS = [
     *MODEL_OPTIONS,
     Option("--candidate", str, None, "TEXT", repeat=True, help="a continuation to score (repeatable)"),
     Option("--score", str, "auto", "KIND", help="auto, logit_sum, logprob_sum or logprob_mean"),
-    Option("--temperature", float, 1.0, "T", help="of the softmax over the candidates' scores"),
+    Option(
+        "--temperature",
+        Number(0, FLOAT64_MAX, above=True),
+        1.0,
+        "T",
+        help="of the softmax over the candidates' scores",
+    ),
     Option("--no-special", help="do not read control tokens in the prompt"),
     ENERGY_OPTION,
     Option("--json", help="one JSON object per line instead of result lines"),

@@ -29,12 +29,13 @@ void require(bool ok, const char* field, const char* expected, double found) {
 
 void check_sampling(const GenerateRequest& r) {
   require(r.max_tokens >= 0, "max_tokens", "0 or more", r.max_tokens);
-  require(r.temperature >= 0 && std::isfinite(r.temperature), "temperature", "0 or more", r.temperature);
+  require(r.temperature >= 0 && std::isfinite(r.temperature), "temperature", "a finite number, 0 or more",
+          r.temperature);
   require(r.top_k >= 0, "top_k", "0 or more", r.top_k);
   require(r.top_p > 0 && r.top_p <= 1, "top_p", "a number in (0, 1]", r.top_p);
   require(r.min_p >= 0 && r.min_p <= 1, "min_p", "a number in [0, 1]", r.min_p);
   require(r.repetition_penalty > 0 && std::isfinite(r.repetition_penalty), "repetition_penalty",
-          "more than 0", r.repetition_penalty);
+          "a finite number above 0", r.repetition_penalty);
   require(std::isfinite(r.frequency_penalty), "frequency_penalty", "a finite number", r.frequency_penalty);
   require(std::isfinite(r.presence_penalty), "presence_penalty", "a finite number", r.presence_penalty);
   for (const auto& n : {r.logprobs, r.prompt_logprobs})

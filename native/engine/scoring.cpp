@@ -87,7 +87,7 @@ ScoringImpl::ScoringImpl(EngineImpl& engine, const ScoreRequest& request)
       temperature_(request.temperature),
       deadline_(request.timeout_ms) {
   if (!(temperature_ > 0) || !std::isfinite(temperature_))
-    fail(ErrorKind::invalid_input, "temperature: expected more than 0, found %g", temperature_);
+    fail(ErrorKind::invalid_input, "temperature: expected a finite number above 0, found %g", temperature_);
   if (request.timeout_ms && *request.timeout_ms < 0)
     fail(ErrorKind::invalid_input, "timeout_ms: expected 0 or more, found %d", *request.timeout_ms);
   const double t0 = now_ms();

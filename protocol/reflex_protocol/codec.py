@@ -282,7 +282,7 @@ def _explain(error: Exception) -> str:
     if text.startswith("Expected"):
         text = "e" + text[1:]
     elif text == "Number out of range":
-        text = "expected a number that a double can hold, found a larger one"
+        text = "expected a number from -1.8e+308 to 1.8e+308, found one beyond"
     elif text.startswith("Invalid "):
         choices = ", ".join(_CHOICES.get(where, ("a documented value",)))
         text = f"expected one of {choices}, found {text.rpartition('value ')[2]}"

@@ -25,6 +25,8 @@ from .messages import (
 # The native side counts in 32 bits; a seed has 64.
 INT32_MAX: Final = 2**31 - 1
 SEED_MAX: Final = 2**64 - 1
+# It draws by floats of 32 bits: more than this would be infinite there.
+FLOAT32_MAX: Final = 3.4028234663852886e38
 # Alternatives beyond this are a dump of the vocabulary, not a log-probability.
 MAX_LOGPROBS: Final = 1000
 
@@ -147,23 +149,22 @@ def _generate(r: Request) -> None:
 
 
 def _sampling(s: Sampling) -> None:
-    if not (math.isfinite(s.temperature) and s.temperature >= 0):
-        _fail("sampling.temperature", "a finite number, 0 or more", s.temperature)
+    if not 0 <= s.temperature <= FLOAT32_MAX:
+        _fail("sampling.temperature", f"a number from 0 to {FLOAT32_MAX:g}", s.temperature)
     _between(s.top_k, 0, INT32_MAX, "sampling.top_k")
     if not 0 < s.top_p <= 1:
         _fail("sampling.top_p", "a number in (0, 1]", s.top_p)
     if not 0 <= s.min_p <= 1:
         _fail("sampling.min_p", "a number in [0, 1]", s.min_p)
     _between(s.seed, 0, SEED_MAX, "sampling.seed")
-    if not (math.isfinite(s.repetition_penalty) and s.repetition_penalty > 0):
-        _fail("sampling.repetition_penalty", "a finite number above 0", s.repetition_penalty)
+    if not 0 < s.repetition_penalty <= FLOAT32_MAX:
+        expected = f"a number above 0, at most {FLOAT32_MAX:g}"
+        _fail("sampling.repetition_penalty", expected, s.repetition_penalty)
     for name in ("frequency_penalty", "presence_penalty"):
-        if not math.isfinite(getattr(s, name)):
-            _fail(f"sampling.{name}", "a finite number", getattr(s, name))
+        _float32(getattr(s, name), f"sampling.{name}")
     for token_id, bias in (s.logit_bias or {}).items():
         _between(token_id, 0, INT32_MAX, "sampling.logit_bias: a key")
-        if not math.isfinite(bias):
-            _fail(f"sampling.logit_bias[{token_id}]", "a finite number", bias)
+        _float32(bias, f"sampling.logit_bias[{token_id}]")
 
 
 def _load(m: Load) -> None:
@@ -187,6 +188,11 @@ def _version(found: str) -> Problem | None:
 def _between(value: int | None, low: int, high: int, where: str) -> None:
     if value is not None and not low <= value <= high:
         _fail(where, f"a whole number from {low} to {high}", value)
+
+
+def _float32(value: float, where: str) -> None:
+    if not -FLOAT32_MAX <= value <= FLOAT32_MAX:
+        _fail(where, f"a number from {-FLOAT32_MAX:g} to {FLOAT32_MAX:g}", value)
 
 
 def _ids(ids: Sequence[int], where: str) -> None:

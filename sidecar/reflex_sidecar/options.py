@@ -174,14 +174,18 @@ def parser() -> argparse.ArgumentParser:
     return ap
 
 
-# Lower bounds that keep a flag from making every request fail in a way that nobody understands.
-_AT_LEAST: Final = {
-    "template_memory_mib": 64,
-    "max_tokens": 1,
-    "max_prompt_bytes": 1,
-    "max_body_bytes": 1,
-    "max_queue": 0,
-    "max_crashes": 1,
+# Lower bounds that keep a flag from making every request fail in a way that nobody understands, and what the
+# worker's counts, the kernel's ports and a clock's timers hold.
+_INT32_MAX: Final = 2**31 - 1
+_LONGEST_S: Final = 366 * 86400.0
+_RANGES: Final = {
+    "port": (0, 65535),
+    "template_memory_mib": (64, _INT32_MAX),
+    "max_tokens": (1, _INT32_MAX),
+    "max_prompt_bytes": (1, _INT32_MAX),
+    "max_body_bytes": (1, _INT32_MAX),
+    "max_queue": (0, _INT32_MAX),
+    "max_crashes": (1, _INT32_MAX),
 }
 
 
@@ -197,12 +201,12 @@ def parse(argv: list[str]) -> Options:
         ap.error("expected a model file or --demo, found both")
     if not ns["demo"] and not ns["model"]:
         ap.error("expected a model file or --demo, found neither")
-    for name, low in _AT_LEAST.items():
-        if ns[name] < low:
-            ap.error(f"{name}: expected {low} or more, found {ns[name]}")
+    for name, (low, high) in _RANGES.items():
+        if not low <= ns[name] <= high:
+            ap.error(f"{name}: expected {low} to {high}, found {ns[name]}")
     for name, value in ns.items():
-        if name.endswith("_s") and not value > 0:
-            ap.error(f"{name}: expected seconds above 0, found {value}")
+        if name.endswith("_s") and not 0 < value <= _LONGEST_S:
+            ap.error(f"{name}: expected seconds above 0, at most {_LONGEST_S:g}, found {value}")
     ns["api_key"] = ns["api_key"] or os.environ.get("REFLEX_API_KEY") or None
     ns["cors_origins"] = tuple(ns["cors_origins"])
     ns["worker_command"] = tuple(shlex.split(ns["worker_command"]))

@@ -316,7 +316,11 @@ def command(*argv: str) -> subprocess.CompletedProcess[str]:
     [
         ([], 2, "expected a model file or --demo, found neither"),
         (["m.gguf", "--demo"], 2, "expected a model file or --demo, found both"),
-        (["--demo", "--max-tokens", "0"], 2, "max_tokens: expected 1 or more, found 0"),
+        (["--demo", "--max-tokens", "0"], 2, "max_tokens: expected 1 to 2147483647, found 0"),
+        (["--demo", "--max-tokens", "9" * 20], 2, "max_tokens: expected 1 to 2147483647, found 999"),
+        (["--demo", "--port", "65536"], 2, "port: expected 0 to 65535, found 65536"),
+        (["--demo", "--port", "-1"], 2, "port: expected 0 to 65535, found -1"),
+        (["--demo", "--ready-timeout", "inf"], 2, "ready_timeout_s: expected seconds above 0, at most"),
         (["--demo", "--timeout", "0"], 2, "timeout_s: expected seconds above 0"),
         (["--demo", "--chat-template", "/nowhere"], 1, "--chat-template: "),
         (["--demo", "--host", "203.0.113.1"], 1, "cannot listen on 203.0.113.1"),

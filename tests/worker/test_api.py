@@ -68,6 +68,56 @@ def test_failures_are_reflex_errors_with_a_kind(engine, call, kind, text):
     assert e.value.kind == kind
 
 
+INT = "expected a whole number from 0 to 2147483647"
+B = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda e: e.generate("x", max_tokens=B), f"max_tokens: {INT}, found {B}"),
+        (lambda e: e.generate("x", top_k=10**30), f"top_k: {INT}, found {10**30}"),
+        (lambda e: e.generate("x", timeout_ms=B), f"timeout_ms: {INT}, found {B}"),
+        (
+            lambda e: e.generate("x", logprobs=B),
+            f"logprobs: expected a whole number from 0 to 1000, found {B}",
+        ),
+        (
+            lambda e: e.generate("x", seed=-1),
+            f"seed: expected a whole number from 0 to {2**64 - 1}, found -1",
+        ),
+        (lambda e: e.generate(prompt_token_ids=[1, B]), rf"prompt_token_ids\[1\]: {INT}, found {B}"),
+        (lambda e: e.generate("x", stop_token_ids=[B]), rf"stop_token_ids\[0\]: {INT}, found {B}"),
+        (lambda e: e.generate("x", logit_bias={B: 1.0}), f"logit_bias: a key: {INT}, found {B}"),
+        (lambda e: e.generate("x", literal_spans=[(-1, 2)]), r"literal_spans\[0\]\[0\]: .*, found -1"),
+        (lambda e: e.score("x", [" a"], score_from=[B]), rf"score_from\[0\]: {INT}, found {B}"),
+        (
+            lambda e: e.score("x", candidate_token_ids=[[B]]),
+            rf"candidate_token_ids\[0\]\[0\]: {INT}, found {B}",
+        ),
+        (lambda e: e.score("x", [" a"], timeout_ms=B), f"timeout_ms: {INT}, found {B}"),
+        (
+            lambda e: e.tokenize("x", literal_spans=[(0, 10**30)]),
+            rf"literal_spans\[0\]\[1\]: .*, found {10**30}",
+        ),
+        (lambda e: e.detokenize([B]), rf"token_ids\[0\]: {INT}, found {B}"),
+        (lambda e: e.token_bytes(10**9), r"token_id: expected a token id in \[0, \d+\), found 1000000000"),
+        (lambda e: Engine("x", threads=B), f"threads: {INT}, found {B}"),
+        (lambda e: Engine("x", ctx=-B), f"ctx: {INT}, found -{B}"),
+    ],
+)
+def test_a_number_that_the_cores_types_do_not_hold_is_refused_by_its_range(engine, call, text):
+    """It was a TypeError that listed every argument of the call and named none."""
+    with pytest.raises(ReflexError, match=text) as e:
+        call(engine)
+    assert e.value.kind == "invalid_input"
+
+
+def test_a_wrong_type_is_still_a_type_error(engine):
+    with pytest.raises(TypeError):
+        engine.generate("x", max_tokens="many")
+
+
 def test_a_mask_that_leaves_no_token_is_invalid_input_not_token_0(engine):
     n_bytes = (engine.info["n_vocab"] + 7) // 8
     for temperature in (0.0, 1.0):
