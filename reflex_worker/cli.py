@@ -19,6 +19,8 @@ EXIT_STATUS = {
     "context_overflow": 7,
 }
 
+STREAMS = ("stdin", "stdout", "stderr")
+
 COMMANDS = {
     "generate": ("cli_generate", "continue a prompt: tokens out"),
     "system1": ("cli_system1", "score candidate continuations in one pass: a decision out"),
@@ -39,8 +41,22 @@ def write(fd, text):
     import posix
 
     data = text.encode("utf-8", "surrogateescape")
-    while data:
-        data = data[posix.write(fd, data) :]
+    try:
+        while data:
+            data = data[posix.write(fd, data) :]
+    except OSError as e:  # a BrokenPipeError stays one
+        raise OSError(e.errno, e.strerror, STREAMS[fd]) from None
+
+
+def can_write(fd):
+    """Whether it is open for that. Asked before the work, not found out after it."""
+    import posix
+
+    try:
+        posix.write(fd, b"")
+    except OSError:
+        return False
+    return True
 
 
 def leave(status):
@@ -59,6 +75,8 @@ def help_text():
 
 def report(kind, message):
     """One line on stderr, with the category."""
+    if isinstance(message, OSError) and message.filename and message.strerror:
+        message = f"{message.filename}: {message.strerror}"
     line = " ".join(str(message).split("\n"))
     write(2, f"reflex: error [{kind}]: {line}\n")
 
@@ -77,6 +95,13 @@ def run(argv):
     if name not in COMMANDS:
         report("invalid_input", f"unknown command '{name}' (expected one of {', '.join(COMMANDS)})")
         return EXIT_USAGE
+    if COMMANDS[name][0] != "cli_serve" and not can_write(1):  # they want stdin too, or neither
+        from .descriptors import why_not_stdout
+
+        problem = why_not_stdout()
+        if problem is not None:
+            report("io", problem)
+            return EXIT_STATUS["io"]
     module = __import__(f"reflex_worker.{COMMANDS[name][0]}", fromlist=["main"])
     options = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if "--help" in options or "-h" in options:

@@ -23,6 +23,7 @@ def enough(_name):
 
 
 def main(name, argv):
+    from ._native import report_lost_files
     from .api import describe
     from .cli import write
 
@@ -33,6 +34,7 @@ def main(name, argv):
         path = positional[0]
     else:
         raise UsageError(f"{name}: expected a GGUF file (or --demo)")
+    report_lost_files()
     info = describe(path)
     if values["json"]:
         if not values["metadata"]:

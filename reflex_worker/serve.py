@@ -6,7 +6,7 @@ core maps the file and starts the device.
 
 from __future__ import annotations
 
-from .descriptors import open_standard_descriptors, take_stdio
+from .descriptors import open_standard_descriptors, take_stdio, why_not_stdio
 from .loading import Loader
 
 TYPE_CHECKING = False
@@ -82,9 +82,11 @@ class ServeOptions:
 
     def open_engine(self, path: str, experts: str | None) -> Any:
         """The engine of a file, by these options; experts: what the `load` line says of them."""
+        from ._native import report_lost_files
         from .api import Engine
         from .cli_model import note_experts
 
+        report_lost_files()
         wanted = self.experts if experts is None else experts
         engine = Engine(
             path,
@@ -121,9 +123,13 @@ class OptionError(Exception):
 
 
 def run_stdio(options: ServeOptions) -> int:
-    """Serve stdin and stdout until the end of input; the exit status. Raises what loading raised."""
+    """Serve stdin and stdout until the end of input; the exit status. Raises what loading raised, and
+    OptionError where there is nothing to serve."""
     options.check()
     open_standard_descriptors()
+    problem = why_not_stdio()
+    if problem is not None:
+        raise OptionError("io", problem)
     in_fd, out_fd = take_stdio()
     loader = _begin(options, in_fd)
     from .transport_stdio import serve_stdio, stdio_channel
@@ -193,7 +199,7 @@ def _assemble(
     _kept.append(worker)
     loader.has_work = lambda: worker.has_waiting
     if options.model is not None:
-        worker.load_at_start()
+        worker.load_at_start(options.model)
     else:
         announce(tag, facts, None)
         loader.stand_by()
@@ -203,7 +209,14 @@ def _assemble(
         if options.model is not None:
             announce(tag, facts, engine)
 
-    return worker, Bell(loader, lambda: watch.terminated, on_loaded)
+    return worker, Bell(loader, lambda: watch.terminated, on_loaded, set_last_words)
+
+
+def set_last_words(fd: int, words: bytes) -> None:
+    """What the core says to fd should it lose the model's file."""
+    from . import _native
+
+    _native.set_last_words(fd, words)
 
 
 def gpu_of(device: str) -> int:

@@ -11,6 +11,8 @@ import select
 from collections.abc import Callable
 from typing import Any
 
+from reflex_protocol.messages import ClientMessage
+
 from .loading import Loader
 from .worker import READ_AHEAD_BYTES, Worker
 
@@ -32,8 +34,14 @@ class Bell:
     """What may wake the loop besides the client: the loader's end and signals, by one descriptor."""
 
     def __init__(
-        self, loader: Loader, terminated: Callable[[], bool], on_loaded: Callable[[Any], None]
+        self,
+        loader: Loader,
+        terminated: Callable[[], bool],
+        on_loaded: Callable[[Any], None],
+        set_last_words: Callable[[int, bytes], None] = lambda fd, words: None,
     ) -> None:
+        """set_last_words: what is said to a descriptor should the process lose the model's file and end."""
+        self.set_last_words = set_last_words
         self._loader = loader
         self._terminated = terminated
         self._on_loaded = on_loaded
@@ -83,7 +91,8 @@ def converse(
             loop.last_look()
             break
         loop.look()
-        worker.work()
+        loop.work()
+    loop.disarm()  # the descriptor may soon be another's
 
 
 class _Loop:
@@ -96,10 +105,39 @@ class _Loop:
         self._eof = False
         self._poll = select.poll()
         self._watched: dict[int, int] = {}
+        self._armed: ClientMessage | None = None  # the line that last words answer
+        self._words_of: ClientMessage | None = None  # and the one that they were last made for
+        self._words = b""
+
+    def work(self) -> None:
+        """One unit of work."""
+        self._arm()
+        self.worker.work()
+
+    def _arm(self) -> None:
+        """Should the model's file be lost from here on, the line at work is answered."""
+        line = self.worker.at_work_on
+        if line is self._armed:
+            return
+        if line is None:
+            self.disarm()
+            return
+        if line is not self._words_of:
+            self._words_of, self._words = line, self.worker.last_words(line)
+        self._armed = line
+        self.bell.set_last_words(self.channel.out_fd, self._words)
+
+    def disarm(self) -> None:
+        """Nothing is to be said any more, or in the middle of what is being written."""
+        if self._armed is not None:
+            self._armed = None
+            self.bell.set_last_words(-1, b"")
 
     def write(self) -> None:
         """Everything the worker has said, waiting for the reader."""
         data = memoryview(self.worker.take_output())
+        if data:
+            self.disarm()
         try:
             while data:
                 try:
@@ -112,6 +150,7 @@ class _Loop:
     def look(self) -> None:
         """Take in what has arrived; wait for something only when there is nothing to do."""
         self._watch()
+        self._arm()
         timeout = 0 if self.worker.has_work else None
         others: list[int] = []
         for fd, event in self._poll.poll(timeout):

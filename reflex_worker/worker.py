@@ -101,6 +101,7 @@ class Worker:
         self._loading = False
         self._must_load = False  # the load in progress is the command line's: no worker without it
         self._load_line: Load | None = None  # the line that asked for the load in progress
+        self._model = ""  # the file that was last begun to load
         self._leaving = False  # nothing that arrives from now on is run
         self._run: Run | None = None
         self._run_cancelled: str | None = None  # the error_kind the running request is to end with
@@ -187,6 +188,21 @@ class Worker:
         """Whether the worker may leave, with `exit_status`."""
         return self._leaving and self._run is None and not self._queue and self._load_line is None
 
+    @property
+    def at_work_on(self) -> ClientMessage | None:
+        """The line whose answer is due next, of those that need the model's file."""
+        if self._run is not None:
+            return self._run.request
+        if self._load_line is not None:
+            return self._load_line
+        item = self._queue[0].item if self._queue else None
+        return None if isinstance(item, ErrorFinal) else item
+
+    def last_words(self, line: ClientMessage) -> bytes:
+        """How that line is answered by a process that ends because the file is lost."""
+        why = f"{utf8(self._model)}: the model file was truncated or could not be read while it was in use"
+        return encode(_error(line.id, "io", why))
+
     def work(self) -> None:
         """One prefill chunk, one token, or one waiting line."""
         if self._run is not None:
@@ -272,8 +288,9 @@ class Worker:
 
     # ---- loading ---------------------------------------------------------------------------
 
-    def load_at_start(self) -> None:
+    def load_at_start(self, model: str = "") -> None:
         """The model that the command line named is being loaded."""
+        self._model = model
         self._loading = self._must_load = True
 
     def _begin_load(self, line: Load) -> None:
@@ -282,6 +299,7 @@ class Worker:
             return
         self._loading = True
         self._load_line = line
+        self._model = line.model
         self._start_load(line.model, line.experts)
 
     def load_finished(self, result: Any) -> None:
@@ -357,6 +375,7 @@ class Worker:
         if self._gone:
             if isinstance(item, Load) and self._engine is None and not self._loading:
                 self._loading = True
+                self._model = item.model
                 self._start_load(item.model, item.experts)
             return
         if isinstance(item, Load) and not (self._queue or self._loading or self._engine is not None):

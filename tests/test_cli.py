@@ -87,6 +87,21 @@ def test_generate_stream_shows_the_same_text(reflex):
     assert text == plain["text"] and last
 
 
+def test_a_stream_beside_json_is_json_lines_alone(reflex):
+    """The text came raw, before the line of JSON: no line of stdout could be read."""
+    args = ("generate", "--demo", "Once upon a time", "--max-tokens", "6", "--logprobs", "1", "--ignore-eos")
+    done = reflex(*args, "--stream", "--json")
+    *tokens, last = map(json.loads, done.stdout.splitlines())
+    assert all(row["schema_version"] == 1 for row in (*tokens, last))
+    assert [row["event"] for row in tokens] == ["token"] * 6 and last["event"] == "REFLEX_GENERATE_OK"
+    assert [row["token_id"] for row in tokens] == last["token_ids"]
+    assert last["text"].startswith("".join(row["text"] for row in tokens))
+    told = [{k: row[k] for k in ("token_id", "logprob", "top_logprobs")} for row in tokens]
+    assert told == last["logprobs"]
+    plain = json.loads(reflex(*args[:-3], "--ignore-eos", "--stream", "--json").stdout.splitlines()[0])
+    assert set(plain) == {"schema_version", "event", "token_id", "text"}
+
+
 def test_same_seed_same_text(reflex):
     def args(seed):
         return ("generate", "--demo", "Once upon a time", "--temperature", "1.5", "--seed", seed)
@@ -115,24 +130,23 @@ def test_a_command_without_arguments_prints_its_usage(reflex, command):
     [
         (["generate", "/nonexistent.gguf", "x"], 4, r"\[io\]: .*/nonexistent\.gguf"),
         (["nonsense"], 2, r"\[invalid_input\]: unknown command 'nonsense'"),
-        (["generate", "--demo", "x", "--max-tokens", "lots"], 2, r"--max-tokens: expected N, found 'lots'"),
+        (
+            ["generate", "--demo", "x", "--max-tokens", "lots"],
+            2,
+            r"--max-tokens: expected a whole number from 0 to 2147483647, found 'lots'",
+        ),
         (["generate", "--demo", "x", "--nope"], 2, r"unknown option --nope"),
         (["generate", "--demo", "x", "--device", "tpu"], 2, r"device: expected .* found 'tpu'"),
-        (["generate", "--demo", "x", "--top-p", "0"], 2, r"top_p: expected"),
+        (
+            ["generate", "--demo", "x", "--top-p", "0"],
+            2,
+            r"--top-p: expected a number above 0, at most 1, found '0'",
+        ),
         (["generate", "--demo", "x", "y"], 2, r"unexpected argument 'y'"),
         (["generate", "--demo", "x", "--stop", ""], 2, r"--stop: expected text, found an empty string"),
-        (["generate", "--demo", "x", "--max-tokens", "3000000000"], 2, r"--max-tokens: expected N"),
-        (["generate", "--demo", "x", "--seed", "-1"], 2, r"--seed: expected N, found '-1'"),
-        (["generate", "--demo", "x", "--seed", str(1 << 64)], 2, r"--seed: expected N"),
-        (
-            ["generate", "--demo", "x", "--threads", "100000"],
-            2,
-            r"threads: expected at most \d+, found 100000",
-        ),
         (["generate", "--demo", "x", "--isa", "sse9"], 2, r"instruction set 'sse9': expected one"),
         (["generate", "--demo", "x", "--load-mode", "floppy"], 2, r"load_mode: expected .* found 'floppy'"),
         (["generate", "--demo", "x", "--experts", "soon"], 2, r"experts: expected .* found 'soon'"),
-        (["bench", "--demo", "--cold", "0"], 2, r"--cold: expected 1 or more, found 0"),
         (["bench", "--demo", "--lengths", "9,4000"], 2, r"--lengths: expected 1 to 2047, found 4000"),
         (["bench", "--demo", "--ctx", "5"], 2, r"--ctx: expected 6 or more to decode in, found 5"),
         (
@@ -152,6 +166,100 @@ def test_errors_are_one_line_with_category_and_status(reflex, args, status, patt
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert re.search(pattern, done.stderr), done.stderr
+
+
+INT32 = "a whole number from {} to 2147483647"
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "values", "expected"),
+    [
+        ("generate", "--max-tokens", ["-1", "3000000000", "9" * 20], INT32.format(0)),
+        ("generate", "--top-k", ["-1", "2147483648"], INT32.format(0)),
+        ("generate", "--ctx", ["-5", "9" * 20], INT32.format(0)),
+        ("generate", "--threads", ["-1", "1025"], "a whole number from 0 to 1024"),
+        ("generate", "--logprobs", ["-1", "1001"], "a whole number from 0 to 1000"),
+        ("generate", "--seed", ["-1", str(1 << 64)], "a whole number from 0 to 18446744073709551615"),
+        ("generate", "--temperature", ["-1", "nan", "1e39"], "a number from 0 to 3.40282e+38"),
+        ("generate", "--min-p", ["-0.1", "1.1"], "a number from 0 to 1"),
+        ("generate", "--repetition-penalty", ["0", "inf"], "a number above 0, at most 3.40282e+38"),
+        ("generate", "--presence-penalty", ["-1e39", "x"], "a number from -3.40282e+38 to 3.40282e+38"),
+        ("system1", "--temperature", ["0", "inf"], "a number above 0, at most 1.79769e+308"),
+        ("check", "--tokens", ["0"], INT32.format(1)),
+        ("bench", "--cold", ["0", "-1"], INT32.format(1)),
+        ("bench", "--repeat", ["0"], INT32.format(1)),
+        ("bench", "--pause", ["-1", "nan"], "a number from 0 to 86400"),
+        ("stdio", "--max-line-bytes", ["1023", "9" * 12], INT32.format(1024)),
+        ("uds", "--mode", ["-1", "999", "1000"], "an octal number from 0 to 777"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_by_the_range(reflex, command, option, values, expected):
+    """`expected N` told nobody what would have been right."""
+    for value in values:
+        done = reflex(command, "--demo", "x", option, value)
+        assert done.returncode == 2 and done.stdout == ""
+        assert (
+            done.stderr == f"reflex: error [invalid_input]: {option}: expected {expected}, found '{value}'\n"
+        )
+
+
+def test_the_launchers_ranges_are_those_of_who_refuses_behind_it():
+    """Written where importing them would cost: they must not drift apart."""
+    from reflex_protocol import validate
+
+    from reflex_worker import cli_args, cli_generate, cli_serve, serve
+
+    assert cli_generate.MAX_LOGPROBS == validate.MAX_LOGPROBS
+    assert cli_serve.LINE_BYTES.low == serve.MIN_MAX_LINE_BYTES
+    assert (cli_args.INT32_MAX, cli_args.FLOAT32_MAX) == (validate.INT32_MAX, validate.FLOAT32_MAX)
+
+
+needs_launcher = pytest.mark.skipif(
+    len(reflex_command()) > 1, reason="no installed launcher: the interpreter itself looks at its descriptors"
+)
+
+
+@needs_launcher
+@pytest.mark.parametrize("command", ["stdio", "generate"])
+@pytest.mark.parametrize(("redirect", "name"), [("</", "stdin"), ("1</", "stdout"), ("</ 1</", "stdin")])
+def test_a_directory_in_place_of_a_standard_descriptor_is_one_line(command, redirect, name):
+    """The interpreter died of it, with a fatal error of its own and a stack of no frames."""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirect}', "sh", *reflex_command(), command, "--demo"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 4 and done.stdout == ""
+    assert (
+        done.stderr == f"reflex: error [io]: {name}: expected a pipe, file or terminal, found a directory\n"
+    )
+
+
+@needs_launcher
+def test_a_directory_in_place_of_stderr_is_as_good_as_none(reflex):
+    args = [*reflex_command(), "generate", "--demo", "x", "--max-tokens", "1"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2</', "sh", *args], stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith(b"REFLEX_GENERATE_OK")
+
+
+@pytest.mark.parametrize("redirect", [">&-", "1</dev/null"])
+def test_a_stdout_that_takes_nothing_is_refused_before_the_work(redirect):
+    """The model was loaded and the tokens drawn first; and then it was `[Errno 9] Bad file descriptor`."""
+    args = [*reflex_command(), "generate", "/nonexistent.gguf", "x"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirect}', "sh", *args], stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.returncode == 4
+    assert done.stderr.startswith("reflex: error [io]: stdout: expected it open for writing, found it closed")
+
+
+def test_a_result_that_cannot_be_written_names_stdout():
+    args = [*reflex_command(), "generate", "--demo", "x", "--max-tokens", "1"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(args, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 4
+    assert done.stderr == "reflex: error [io]: stdout: No space left on device\n"
 
 
 def test_argument_bytes_that_are_not_utf8_are_refused(reflex):

@@ -134,6 +134,8 @@ def from_worker(error: Exception, n_ctx: int = 0) -> ApiError:
         message = str(error.args[0]).removeprefix("sampling.")
         return bad_request(message, param=_field_of(message))
     if isinstance(error, WorkerError):
+        if error.kind == "io":  # its last: it has lost the model's file, whose name is for the log
+            return WorkerGone("it lost the model's file")
         message = error.answer.error
         if error.kind == "context_overflow":
             # The words by which clients (litellm, LangChain) tell this error from others.

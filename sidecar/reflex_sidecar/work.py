@@ -36,6 +36,9 @@ from .pipe import Answer, WorkerPipe
 if TYPE_CHECKING:
     from .services import Services
 
+# A worker that says it has lost its model's file ends at once; the next in line must not be sent to it.
+_ENDING_SECONDS = 5.0
+
 _WORKER_ERRORS = (WorkerError, WorkerDied, LocalProtocolError, RemoteProtocolError)
 
 
@@ -126,6 +129,8 @@ class Job:
         try:
             return await answer.next(min(left, self._services.options.keep_alive_s))
         except _WORKER_ERRORS as e:
+            if isinstance(e, WorkerError) and e.kind == "io" and self._pipe is not None:
+                await asyncio.wait([self._pipe.ended], timeout=_ENDING_SECONDS)
             raise from_worker(e, self._services.facts.n_ctx) from None
 
     def _count(self, event: WorkerMessage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,32 @@ def test_many_clients_at_once(demo: Server):
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: demo.chat(FRANCE, temperature=0, max_tokens=12).json(), range(20)))
     assert len({a["choices"][0]["message"]["content"] for a in answers}) == 1
+
+
+def test_a_model_file_that_is_truncated_under_the_worker_is_told_and_a_new_one_is_served(tmp_path: Path):
+    """The worker ended by SIGBUS, and nobody could tell of what."""
+    import reflex_worker
+
+    whole = Path(reflex_worker.__file__).parent / "data/demo.gguf"
+    model = Path(shutil.copy(whole, tmp_path / "model.gguf"))
+    argv = [str(model), "--worker-command", " ".join(real_worker()), "--max-crashes", "100"]
+    server = Server([*argv, "--crash-window", "1"], {}, tmp_path / "server.log")
+    try:
+        assert server.chat(FRANCE, max_tokens=1).status_code == 200
+        os.truncate(model, 8192)
+        r = server.chat(FRANCE, max_tokens=1)
+        error = r.json()["error"]
+        assert (r.status_code, error["code"]) == (503, "worker_crashed")
+        assert "it lost the model's file" in error["message"] and str(model) not in error["message"]
+        server.wait_for_log(
+            r"ended with exit status 4 \(reflex: error \[io\]: .*model\.gguf: the model file was trunc"
+        )
+        shutil.copy(whole, tmp_path / "new.gguf")
+        (tmp_path / "new.gguf").rename(model)  # as a model file should be replaced
+        server.until(lambda: server.health()["status"] == "ok")
+        assert server.chat(FRANCE, max_tokens=1).status_code == 200
+    finally:
+        assert server.stop() == 0
 
 
 def test_kill_9_of_the_real_worker(demo: Server):

@@ -172,15 +172,23 @@ def test_a_request_that_waits_is_seen_by_a_load_that_ends_before_the_imports():
     assert json.loads(done.stdout)["model"]["warmed_up"] is False
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_standard_descriptors_that_are_closed(closed):
-    """Once a pipe of our own took the number of a closed stdin, and the worker read it for ever."""
-    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *fake_argv("stdio")]
+UNUSABLE = {"<&-": "stdin", "0>/dev/null": "stdin", ">&-": "stdout", "1</dev/null": "stdout"}
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", *UNUSABLE, "<&- >&- 2>&-"])
+def test_standard_descriptors_that_are_closed(redirect):
+    """Once a pipe of our own took the number of a closed stdin, and the worker read it for ever. Later it was
+    the end of input, and a stdout of that kind took every answer, without a word and with status 0."""
+    command = ["sh", "-c", f'exec "$@" {redirect}', "sh", *fake_argv("stdio")]
     line = b'{"id":"a","prompt":"ab","max_tokens":1}\n'
     done = subprocess.run(command, input=line, capture_output=True, timeout=LIMIT)
-    assert done.returncode == 0
-    expected = b"" if "<" in closed or closed == ">&-" else b'"id":"a"'
-    assert expected in done.stdout and b"Traceback" not in done.stderr
+    unusable = UNUSABLE.get(redirect)
+    if redirect == "2>&-":
+        assert done.returncode == 0 and b'"id":"a"' in done.stdout
+    else:
+        assert done.returncode != 0 and done.stdout == b""
+    if unusable:
+        assert f"[io]: {unusable}: expected it open for".encode() in done.stderr
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
@@ -193,9 +201,12 @@ def test_the_command_itself_with_closed_descriptors(closed, model):
     line = b'{"type":"ping","id":"a"}\n'
     # cwd: the installed package, not the source folder of a checkout
     done = subprocess.run(command, input=line, capture_output=True, timeout=WAIT, cwd="/")
-    assert done.returncode == 0, done.stderr
-    expected = b"" if "<" in closed or ">&- 2" in closed or closed == ">&-" else b'"id":"a"'
-    assert expected in done.stdout and b"Traceback" not in done.stderr
+    unusable = "stdin" if "<" in closed else "stdout" if ">&-" in closed.replace("2>&-", "") else None
+    assert done.returncode == (4 if unusable else 0), done.stderr
+    assert (b'"id":"a"' in done.stdout) == (unusable is None) and b"Traceback" not in done.stderr
+    if unusable and "2>&-" not in closed:
+        assert done.stderr.startswith(f"reflex: error [io]: {unusable}: expected it open for".encode())
+        assert done.stderr.count(b"\n") == 1
 
 
 def test_nothing_overtakes_the_answer_to_a_load(tmp_path):
