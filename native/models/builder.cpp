@@ -1,5 +1,7 @@
 #include "models/builder.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -50,9 +52,11 @@ Builder::Builder(const gguf::File& file, Config config) : file_(file), config_(s
   plan_.n_vocab = config_.n_vocab;
   plan_.n_ctx_train = config_.n_ctx_train;
   plan_.ops.reserve(static_cast<size_t>(config_.n_layers) * 20 + 8);
+  read_.resize(file_.tensors().size());
 }
 
 WeightId Builder::bind(const gguf::TensorInfo& t) {
+  read_[static_cast<size_t>(&t - file_.tensors().data())] = true;
   Weight w;
   w.name = std::string(t.name);
   w.type = t.type;
@@ -90,7 +94,9 @@ WeightId Builder::vector(const std::string& name, int64_t n) { return bind(requi
 
 std::vector<float> Builder::host_vector(const std::string& name, int64_t n) {
   std::vector<float> v(static_cast<size_t>(n));
-  std::memcpy(v.data(), require_f32(file_, name, n).data, v.size() * sizeof(float));
+  const gguf::TensorInfo& t = require_f32(file_, name, n);
+  read_[static_cast<size_t>(&t - file_.tensors().data())] = true;
+  std::memcpy(v.data(), t.data, v.size() * sizeof(float));
   return v;
 }
 
@@ -289,6 +295,30 @@ ValueId Builder::select_outputs(ValueId x) {
 
 void Builder::head(ValueId x, WeightId w) { plan_.ops.emplace_back(Head{x, w, kNone}); }
 
-Plan Builder::finish() && { return std::move(plan_); }
+// A bias, a norm or a scale that the steps know nothing of would give other logits than the model's, and no
+// sign of it. Blocks behind the last layer predict further tokens.
+void Builder::check_nothing_is_left() const {
+  for (size_t i = 0; i < read_.size(); ++i) {
+    if (read_[i]) continue;
+    const std::string_view name = file_.tensors()[i].name;
+    std::string_view part = name;
+    if (part.substr(0, 4) == "blk.") {
+      const size_t dot = part.find('.', 4);
+      const std::string number(part.substr(4, dot == std::string_view::npos ? dot : dot - 4));
+      if (dot != std::string_view::npos && std::atoll(number.c_str()) >= config_.n_layers) continue;
+      part = dot == std::string_view::npos ? part : part.substr(dot + 1);
+    }
+    const auto begins = [&](const std::string& s) { return part.substr(0, s.size()) == s; };
+    if (std::any_of(unread_.begin(), unread_.end(), begins)) continue;
+    fail(ErrorKind::unsupported_architecture,
+         "tensor '%s': not one that %s is known to have, so what it does is not computed",
+         std::string(name).c_str(), config_.arch.c_str());
+  }
+}
+
+Plan Builder::finish() && {
+  check_nothing_is_left();
+  return std::move(plan_);
+}
 
 }  // namespace reflex

@@ -1,8 +1,11 @@
 // Writes a Plan while a model file spells out its steps. Binds tensors by their GGUF names and
-// checks each one's shape and type as it does; knows nothing of any device.
+// checks each one's shape and type as it does, and in the end that none was left over; knows nothing of any
+// device.
 #pragma once
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 #include "gguf/gguf.h"
@@ -30,6 +33,8 @@ class Builder {
   /// an F32 vector's values, for tables that the model works out on the host
   std::vector<float> host_vector(const std::string& name, int64_t n);
   bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
+  /// Tensors that a key has turned off: those whose name begins so, behind "blk.N." where they have that.
+  void unread(std::string beginning) { unread_.push_back(std::move(beginning)); }
 
   // -- steps ------------------------------------------------------------------------------
   ValueId embed(WeightId table);
@@ -86,9 +91,11 @@ class Builder {
   ValueId select_outputs(ValueId x);
   void head(ValueId x, WeightId w);
 
+  /// Error(unsupported_architecture) where the file has a tensor that no step reads: it would mean something.
   Plan finish() &&;
 
  private:
+  void check_nothing_is_left() const;
   WeightId bind(const gguf::TensorInfo& t);
   ValueId value(int32_t width, Rows rows);
   const ValueSpec& spec(ValueId v) const { return plan_.values[static_cast<size_t>(v)]; }
@@ -99,6 +106,8 @@ class Builder {
   const gguf::File& file_;
   Config config_;
   Plan plan_;
+  std::vector<bool> read_;  ///< of the file's tensors, in its order
+  std::vector<std::string> unread_;
 };
 
 /// "blk.3." + name

@@ -57,6 +57,28 @@ RopeScaling read_rope_scaling(const gguf::File& file, const Keys& keys, int32_t 
   return s;
 }
 
+// What would change every logit and is computed nowhere here: better no answer than another model's.
+void refuse_what_is_not_computed(const gguf::File& file, const Keys& keys) {
+  if (!keys.flag("attention.causal", true))
+    fail(ErrorKind::unsupported_architecture,
+         "key '%s': expected true, found false: a model that sees what follows gives embeddings, not tokens",
+         keys.name("attention.causal").c_str());
+  for (const auto& [key, neutral] : {std::pair{"attn_logit_softcapping", 0.0},
+                                     {"final_logit_softcapping", 0.0},
+                                     {"router_logit_softcapping", 0.0},
+                                     {"logit_scale", 1.0},
+                                     {"embedding_scale", 1.0},
+                                     {"residual_scale", 1.0},
+                                     {"attention.clamp_kqv", 0.0},
+                                     {"attention.max_alibi_bias", 0.0},
+                                     {"attention.temperature_scale", 0.0}}) {
+    const double found = file.get_float(keys.name(key)).value_or(neutral);
+    if (found != 0 && found != neutral)
+      fail(ErrorKind::unsupported_architecture, "key '%s': expected none or %g, found %g",
+           keys.name(key).c_str(), neutral, found);
+  }
+}
+
 // Whether a block at the end that nextn_predict_layers may mean is one: some files count such blocks in
 // block_count and some do not, but they have tensors of their own, or were left out altogether.
 bool predicts_further(const gguf::File& file, int32_t layer) {
@@ -73,6 +95,7 @@ Config read_config(const gguf::File& file) {
   Config c;
   c.arch = std::string(file.require_string("general.architecture"));
   const Keys keys(file, c.arch);
+  refuse_what_is_not_computed(file, keys);
   const int32_t block_count = c.n_layers = keys.require("block_count", kMaxLayers);
   // The last blocks may be there to predict further tokens at once: they take no part in the logits.
   const int32_t n_next = keys.get("nextn_predict_layers", 0, kMaxLayers, 0);

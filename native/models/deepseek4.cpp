@@ -79,7 +79,7 @@ std::vector<int32_t> read_ratios(const Builder& b, const Keys& keys) {
 }
 
 void read_experts(Builder& b, const Keys& keys, V4& v) {
-  v.moe = read_moe(b, {.renormalise = true, .shared = MoeTraits::Shared::plain});
+  v.moe = read_moe(b, {.renormalise = true, .shared = MoeTraits::Shared::plain, .own_gating = true});
   const int32_t gating = keys.get("expert_gating_func", kSqrtSoftplus, INT32_MAX, 0);
   if (gating != kSqrtSoftplus)
     fail(ErrorKind::unsupported_architecture, "key '%s': expected %d (sqrt of softplus), found %d",
@@ -253,6 +253,10 @@ ValueId mix(Builder& b, const V4& v, ValueId streams, const std::string& prefix,
 void build_deepseek4(Builder& b) {
   const Config& c = b.config();
   const V4 v = read_v4(b);
+  // What ratios and hash_layer_count turn off in a layer.
+  for (const char* part :
+       {"attn_compressor_", "indexer_compressor_", "indexer.", "ffn_gate_tid2eid.", "exp_probs_b."})
+    b.unread(part);
   const int32_t n = v.n_streams, n_weights = (2 + n) * n;
   const WeightId embd = b.matrix("token_embd.weight", c.n_embd, c.n_vocab);
   ValueId streams = b.repeat(b.embed(embd), n);

@@ -34,6 +34,9 @@ Model build_model(const gguf::File& file) {
     if (arch != e.arch) continue;
     if (file.tensors().empty())
       fail(ErrorKind::gguf, "the file holds no tensors: it is a vocabulary, not a model");
+    const std::string kind(file.get_string("general.type").value_or("model"));
+    if (kind != "model")
+      fail(ErrorKind::gguf, "key 'general.type': expected 'model', found '%s'", kind.c_str());
     Config config = read_config(file);
     const gguf::TensorInfo* embd = file.find_tensor("token_embd.weight");
     if (!embd) fail(ErrorKind::gguf, "tensor 'token_embd.weight' is missing");

@@ -53,6 +53,15 @@ MoeConfig read_moe(const Builder& b, const MoeTraits& traits) {
     m.n_ff_shared = keys.require("expert_shared_feed_forward_length", kMaxExpertWidth);
     m.shared_gate = true;
   }
+  if (!traits.reads_gating && !traits.own_gating) {
+    const int32_t id = keys.get("expert_gating_func", 1, kMaxExperts, 0);
+    if (gating_of(keys, id) != Moe::Gating::softmax)
+      fail(ErrorKind::unsupported_architecture, "key '%s': expected 1 (softmax), found %d",
+           keys.name("expert_gating_func").c_str(), id);
+    if (const int32_t n = keys.get("expert_group_count", 1, kMaxExperts, 0); n > 1)
+      fail(ErrorKind::unsupported_architecture, "key '%s': expected no groups of experts, found %d",
+           keys.name("expert_group_count").c_str(), n);
+  }
   if (traits.reads_gating) {
     m.gating = gating_of(keys, keys.get("expert_gating_func", 1, kMaxExperts, 0));
     read_groups(keys, m);

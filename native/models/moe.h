@@ -16,6 +16,7 @@ struct MoeTraits {
   bool renormalise = false;  ///< where expert_weights_norm is absent
   Shared shared = Shared::none;
   bool reads_gating = false;  ///< expert_gating_func counts (else softmax), exp_probs_b and groups too
+  bool own_gating = false;    ///< the model reads those keys itself
 };
 
 struct MoeConfig {

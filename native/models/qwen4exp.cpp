@@ -20,6 +20,7 @@ namespace {
 
 constexpr uint64_t kMaxStreams = 1u << 10, kMaxRank = 1u << 20, kMaxTaps = 1u << 10, kMaxTokens = 1u << 30;
 constexpr uint64_t kMaxHeads = 1u << 16, kMaxWidth = 1u << 20, kMaxGrams = 1u << 10;
+constexpr uint64_t kMaxTableRows = uint64_t{1} << 40;
 
 /// What the file says beyond qwen35moe's keys.
 struct Shape {
@@ -112,6 +113,16 @@ void read_ple(const Builder& b, const Keys& keys, Shape& s) {
   count("ple.head_offsets", hash.offsets.size(), (grams - 1ll) * per);
 }
 
+// The rows that a table must have for the last of its heads.
+int64_t rows_reached(const NgramEmbed& hash) {
+  uint64_t rows = 1;
+  for (size_t i = 0; i < hash.sizes.size(); ++i) {
+    const uint64_t size = std::min(hash.sizes[i], kMaxTableRows);
+    rows = std::max(rows, std::min(hash.offsets[i], kMaxTableRows) + size);
+  }
+  return static_cast<int64_t>(rows);
+}
+
 class Streams {
  public:
   Streams(Builder& b, const Shape& s) : b_(b), s_(s), width_(s.n_streams * b.config().n_embd) {}
@@ -133,7 +144,9 @@ class Streams {
     NgramEmbed op = s_.ngram;
     const char* table = "per_layer_token_embd.weight";
     const gguf::TensorInfo* found = b_.file().find_tensor(table);
-    op.table = b_.matrix(table, row, found ? static_cast<int64_t>(found->ne[1]) : 1);
+    // It may have more rows than the heads reach.
+    const bool plausible = found && found->ne[0] == static_cast<uint64_t>(row);
+    op.table = b_.matrix(table, row, plausible ? static_cast<int64_t>(found->ne[1]) : rows_reached(op));
     const auto n_in = static_cast<int64_t>(row) * static_cast<int64_t>(op.sizes.size());
     const ValueId e = b_.ngram_embed(i, op);
     const ValueId key = b_.linear(e, b_.matrix(t("ple_key.weight"), n_in, width_));
@@ -209,6 +222,11 @@ void build_qwen4exp(Builder& b) {
   const MoeConfig moe = read_moe(b, {.renormalise = true, .shared = MoeTraits::Shared::gated});
   const HybridTraits traits{.gate = GatedDelta::Gate::sigmoid};  // no key says so
   const RopeId rope = b.rope_table(RopeSpec::Pairing::half);
+  b.unread("indexer.");  // of layers without a ratio, which have no use for it
+  if (s.ple_layer < 0) {
+    b.unread("ple_");
+    b.unread("per_layer_token_embd.");
+  }
   Streams streams(b, s);
   const WeightId embd = b.matrix("token_embd.weight", c.n_embd, c.n_vocab);
   ValueId x = b.repeat(b.embed(embd), s.n_streams);
