@@ -14,8 +14,7 @@ import numpy as np
 
 from ..oracle.test_logits import fast_rms_bound
 
-# Of (fixture, rows a piece: 0 the whole prompt), what the emulator and the card gave; of deepseek32 and
-# deepseek4 the emulator alone.
+# Of (fixture, rows a piece: 0 the whole prompt), what the emulator and the card gave.
 ROUNDED_OPERANDS_RMS = {
     ("qwen2-untied", 0): 0.0013,
     ("qwen2-untied", 1): 0.0013,
@@ -36,8 +35,7 @@ ROUNDED_OPERANDS_RMS = {
     ("qwen3moe", 1): 0.0467,
 }
 # Files other than F32: a CPU rounds activations to 8 bits for most of them and is 0.03 to 0.13 off, a card
-# keeps 15 bits or f16. The largest of 22 files is qwen3-iq4_xs; the others are 0.0006 to 0.0059. (Under the
-# emulator alone: on the card these were only held to the CPU's bounds.)
+# keeps 15 bits or f16. The largest of 22 files is qwen3-iq4_xs; the others are 0.0006 to 0.0059.
 BLOCKS = (
     "q4_0",
     "q4_k",
