@@ -3,19 +3,21 @@ against the CPU's exact mode, to the gates of design.md."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reflex_worker._native import Engine
+from reflex_worker._native import Engine, ReflexError
 
 from ..oracle.references import (
     EXACT_MAX_DIFF,
     EXACT_MEAN_KL,
     FIRST_CHOICE,
     HYBRIDS,
+    MIXTURES,
     NAMES,
     SPARSE,
     SPARSE_FAST_RMS,
@@ -23,15 +25,19 @@ from ..oracle.references import (
     load,
     mean_kl,
 )
+from ..oracle.test_requests import ONE_OF_EACH, assert_equals_a_fresh_process
 from ..oracle.test_system1 import mixed_candidates, run
 from .bounds import assert_fast, rounded_bound
 
 pytestmark = pytest.mark.gpu
 
 RUN = [*NAMES, *SPARSE]
-RECURRENT = [n for n in RUN if n in HYBRIDS]
-# other than plain attention
+# Other than plain attention, all of them; of plain attention a file of each architecture.
 MIXERS = [n for n in RUN if n in (*HYBRIDS, *SPARSE) or n.startswith("deepseek2")]
+EVERY = [*MIXERS, *(n for n in ONE_OF_EACH if n not in MIXERS)]
+# Pieces of 70 rows: two that meet at every place, and more of them; on an emulated card a choice of these.
+SOME_PIECES = (*range(2, 12), 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 69, 70)
+PIECES = SOME_PIECES if os.environ.get("REFLEX_EMULATOR") else range(2, 71)
 LENGTHS = (1, 2, 7, 31, 32, 33, 63, 64, 65, 70, 130, 257)
 
 
@@ -107,18 +113,18 @@ def test_system1_is_the_cpus(score: str, exact: bool) -> None:
     assert np.abs(np.subtract(*results)).max() <= (1e-3 if exact else 0.2)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", EVERY)
 def test_pieces_of_every_size_leave_the_same_state(name: str) -> None:
     """Every row after every border: a state that a piece left wrong shows in the rows behind it."""
     ids, wanted = load(name).ids[:70], list(range(70))
     single = rows(engine(name), ids, wanted, 1)
-    for chunk in (*range(2, 12), 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 69, 70):
+    for chunk in PIECES:
         found = rows(engine(name), ids, wanted, chunk)
         assert float(np.abs(found - single).max()) <= EXACT_MAX_DIFF, f"{name}: pieces of {chunk}"
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_request_after_a_long_one_gives_the_bits_of_a_fresh_engine(name: str, exact: bool) -> None:
     ref = load(name)
     used = engine(name, exact=exact)
@@ -128,10 +134,48 @@ def test_a_request_after_a_long_one_gives_the_bits_of_a_fresh_engine(name: str, 
     assert used.logits(ref.ids[9:30], [0, 20]) == fresh.logits(ref.ids[9:30], [0, 20])
 
 
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_request_after_a_long_one_equals_that_of_a_fresh_process(name: str) -> None:
+    assert_equals_a_fresh_process(name, "cuda")
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+@pytest.mark.parametrize("name", [*MIXTURES, *SPARSE])
+def test_experts_give_the_same_bits_however_they_come(
+    name: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all else, as routers choose them, and into fewer slots than there are experts."""
+    ids = load(name).ids[:70]
+
+    def bits(experts: str) -> tuple[list[int], list[list[float]]]:
+        e = Engine(str(fixture_path(name)), device="cuda", exact=exact, experts=experts)
+        g = e.generate(prompt_token_ids=ids[:9], max_tokens=4, ignore_eos=True)
+        while g.step().kind != "done":
+            pass
+        return list(g.token_ids), e.logits(ids, [0, 33, 69], chunk=33)
+
+    eager = bits("eager")
+    assert bits("lazy") == eager
+    room = 64
+    monkeypatch.setenv("REFLEX_EXPERT_BYTES", str(room))
+    with pytest.raises(ReflexError, match="that a row chooses") as error:
+        bits("")
+    assert error.value.kind == "out_of_memory"
+    while True:  # until a row's 2 fit: a quarter more is no room for all 8
+        monkeypatch.setenv("REFLEX_EXPERT_BYTES", str(room))
+        try:
+            found = bits("")
+            break
+        except ReflexError as e:
+            assert e.kind == "out_of_memory" and room < 1 << 26
+            room += room // 4
+    assert found == eager
+
+
 @pytest.mark.parametrize("chunk", [512, 33])
 @pytest.mark.parametrize("prompt_length", [1, 7, 40])
 @pytest.mark.parametrize("kind", ["logit_sum", "logprob_sum"])
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", EVERY)
 def test_system1_with_long_candidates_is_the_cpus(
     name: str, kind: str, prompt_length: int, chunk: int
 ) -> None:

@@ -18,7 +18,7 @@ SPARSE = ("deepseek32", "deepseek32-q8_0", "deepseek4", "deepseek4-q8_0")
 NAMES = sorted({p.stem for p in FIXTURES.glob("*.npz")} - set(SPARSE))
 # Gated DeltaNet: test_recurrent.py too
 HYBRIDS = [n for n in NAMES if n.startswith(("qwen35", "qwen3next", "qwen4exp"))]
-MIXTURES = [n for n in NAMES if "moe" in n or n.startswith(("deepseek", "qwen3next"))]
+MIXTURES = [n for n in NAMES if "moe" in n or n.startswith(("deepseek", "qwen3next", "qwen4exp"))]
 # Rows with no more slots than top_k have nothing to choose: they are as good as deepseek2's. Behind them,
 # 8-bit activations flip narrow choices, and two right engines are up to 0.78 apart where experts flip so.
 SPARSE_FAST_RMS = {

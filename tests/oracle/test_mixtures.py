@@ -84,12 +84,16 @@ def test_each_tensor_of_a_mixture_counts(tmp_path, name, tensor, change):
     assert moved > EXACT_MAX_DIFF
 
 
-def test_the_bias_of_the_choice_does_not_weigh(tmp_path):
-    """exp_probs_b counts for the choice only: the same for every expert, it changes nothing but rounding."""
+@pytest.mark.parametrize("shift", [0.5, -2.0])
+@pytest.mark.parametrize("name", ["deepseek2-v3", "deepseek32"])
+def test_the_bias_of_the_choice_does_not_weigh(tmp_path, name, shift):
+    """exp_probs_b counts for the choice only: the same for every expert, it changes nothing but rounding. So
+    it is where every biased score is below 0: groups that are not chosen are at -inf, and not at 0.
+    """
     shifted = rewrite(
-        fixture_path("deepseek2-v3"), tmp_path / "shifted.gguf", change={"exp_probs_b": lambda b: b + 0.5}
+        fixture_path(name), tmp_path / "shifted.gguf", change={"exp_probs_b": lambda b: b + np.float32(shift)}
     )
-    assert np.abs(exact_logits(shifted, "deepseek2-v3") - load("deepseek2-v3").logits).max() <= EXACT_MAX_DIFF
+    assert np.abs(exact_logits(shifted, name) - load(name).logits).max() <= EXACT_MAX_DIFF
 
 
 ABSENT_KEYS: list[tuple[str, dict[str, Key]]] = [

@@ -33,29 +33,34 @@ ONE_OF_EACH = (
     "qwen35-q8_0",
     "qwen35moe-q8_0",
     "qwen3next-q4_0",
+    "qwen4exp",
+    "qwen4exp-q8_0",
+    "deepseek32-q8_0",
+    "deepseek4-q8_0",
 )
 SMALL_CHUNK = 8
 LONG_CANDIDATES = (7, 8, 9, 17, 30)  # tokens: around a chunk and past several
 
 
-def served(path: str, requests: list[dict[str, object]]) -> list[dict[str, object]]:
+def served(path: str, requests: list[dict[str, object]], device: str = "cpu") -> list[dict[str, object]]:
     """The finals of a fresh worker process, without times and the drawn seed."""
     done = subprocess.run(
-        [*reflex_command(), "stdio", path, "--device", "cpu", "--threads", "2"],
+        [*reflex_command(), "stdio", path, "--device", device, "--threads", "2"],
         input="".join(json.dumps(r) + "\n" for r in requests),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     finals = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(finals) == len(requests), done.stderr
     for f in finals:
         assert f["event"] == "final" and "error_kind" not in f, f
         f.pop("timings"), f.pop("seed", None)
     return finals
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_a_request_after_a_long_one_equals_that_of_a_fresh_process(name):
+def assert_equals_a_fresh_process(name: str, device: str) -> None:
+    """Requests after long ones, served by one process, against the same in a process of their own."""
     ref = load(name)
     candidates = [[5], [5, 9, 11], [5, 9, 12, 13], [7] * 40]
     long_ones: list[dict[str, object]] = [
@@ -68,7 +73,12 @@ def test_a_request_after_a_long_one_equals_that_of_a_fresh_process(name):
         {"id": "c", "prompt_token_ids": ref.ids[3:4], "max_tokens": 3, "ignore_eos": True, "logprobs": 3},
     ]
     path = str(fixture_path(name))
-    assert served(path, long_ones + short_ones)[2:] == served(path, short_ones)
+    assert served(path, long_ones + short_ones, device)[2:] == served(path, short_ones, device)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_request_after_a_long_one_equals_that_of_a_fresh_process(name):
+    assert_equals_a_fresh_process(name, "cpu")
 
 
 @pytest.mark.parametrize("prompt_length", [1, SMALL_CHUNK, 20])
