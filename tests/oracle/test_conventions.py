@@ -602,3 +602,42 @@ def test_default_mixes_of_types_are_those_of_the_fixtures():
     assert types["blk.0.ffn_gate_exps.weight"] == "Q4_K" and types["blk.0.ffn_gate_inp.weight"] == "F32"
     assert types["blk.0.ffn_down_exps.weight"] == "Q8_0" and shapes["blk.0.ffn_down_exps.weight"][0] % 256
     assert all(types[n] == "F32" for n, shape in shapes.items() if len(shape) == 1)
+
+
+# Of these a file says no size of heads: it is the width by the heads.
+NO_HEAD_SIZE = ("qwen2", "qwen2moe")
+
+
+def test_each_architecture_has_a_file_of_odd_sizes():
+    """What an even size would hide: heads that are not the width by their number, more value heads than key
+    heads, 8 experts of which 2 are taken, groups, a bias of the choice."""
+    seen: dict[str, set[str]] = {}
+    for path in FIXTURES.glob("*.gguf"):
+        reader = gguf.GGUFReader(path)
+        arch = str(reader.fields["general.architecture"].contents())
+
+        def key(name: str, fields=reader.fields, arch=arch):
+            field = fields.get(f"{arch}.{name}")
+            return field.contents() if field else None
+
+        found = seen.setdefault(arch, set())
+        size = key("attention.key_length_mla") or key("attention.key_length")
+        if size and size * key("attention.head_count") != key("embedding_length"):
+            found.add("heads")
+        if key("ssm.time_step_rank") and key("ssm.time_step_rank") > key("ssm.group_count"):
+            found.add("value heads")
+        if (key("expert_count"), key("expert_used_count")) == (8, 2):
+            found.add("8 experts")
+        if (key("expert_group_count") or 1) > (key("expert_group_used_count") or 1):
+            found.add("groups")
+        if any("exp_probs_b" in t.name and np.abs(t.data).min() > 0 for t in reader.tensors):
+            found.add("bias")
+    assert len(seen) == 13
+    for arch, found in seen.items():
+        want = {"heads"} - ({"heads"} if arch in NO_HEAD_SIZE else set())
+        want |= {"value heads"} if arch in ("qwen35", "qwen35moe", "qwen3next", "qwen4exp") else set()
+        want |= {"8 experts"} if "moe" in arch or arch in ("qwen3next", "qwen4exp") else set()
+        want |= {"8 experts"} if arch.startswith("deepseek") else set()
+        want |= {"groups", "bias"} if arch in ("deepseek2", "deepseek32") else set()
+        want |= {"bias"} if arch == "deepseek4" else set()
+        assert want <= found, f"{arch}: {sorted(want - found)}"
