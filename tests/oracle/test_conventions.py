@@ -237,7 +237,42 @@ WHICH_LAYERS = [
     ),
 ]
 
+
+def further_block(n_layers: int) -> Remake:
+    """One more block, as the last layer is, with what a block has that predicts a further token."""
+
+    def remake(t: Tensors) -> None:
+        last, more = f"blk.{n_layers - 1}.", f"blk.{n_layers}."
+        for name in [n for n in t if n.startswith(last)]:
+            t[name.replace(last, more)] = t[name]
+        norm = t[
+            f"{more}attn_norm.weight" if f"{more}attn_norm.weight" in t else f"{more}hc_attn_norm.weight"
+        ]
+        t[f"{more}nextn.enorm.weight"] = t[f"{more}nextn.hnorm.weight"] = np.ascontiguousarray(norm)
+
+    return remake
+
+
 MTP = [
+    *(
+        Case(
+            "MTP",
+            "with a further block",
+            name,
+            "same",
+            keys={"block_count": n + 1, "nextn_predict_layers": 1},
+            remake=further_block(n),
+        )
+        for name, n in (
+            ("qwen35", 4),
+            ("qwen35moe", 3),
+            ("qwen3next", 3),
+            ("deepseek2-v3", 2),
+            ("deepseek32", 2),
+            ("deepseek4", 4),
+            ("qwen4exp", 3),
+        )
+    ),
     Case(
         "MTP",
         "without the block",

@@ -141,6 +141,61 @@ POST_NORM: dict[str, tuple[int, ...]] = {"post_attention_norm": (D,)}
 GATE_SHEXP: dict[str, tuple[int, ...]] = {"ffn_gate_inp_shexp": (D,)}
 BIASES: dict[str, tuple[int, ...]] = {"attn_q.bias": (256,), "attn_k.bias": (128,), "attn_v.bias": (128,)}
 SPLIT: dict[str, tuple[int, ...]] = {"attn_k_b": (2, 256, 256), "attn_v_b": (2, 128, 256)}
+INDEX: dict[str, tuple[int, ...]] = {  # 4 heads of 64
+    "indexer.attn_q_b": (256, 256),
+    "indexer.attn_k": (64, D),
+    "indexer.k_norm": (64,),
+    "indexer.k_norm.bias": (64,),
+    "indexer.proj": (4, D),
+}
+# More than most rows see: the choice is made, and few rows hang on how a type rounds it.
+INDEX_KEYS: dict[str, Key] = {
+    "attention.indexer.head_count": 4,
+    "attention.indexer.key_length": 64,
+    "attention.indexer.top_k": 32,
+}
+S, RANK, ROW = 2, 256, 256  # qwen4exp: streams, their mixes' rank, the width of an n-gram's row
+STREAMS: dict[str, tuple[int, ...]] = {
+    f"hc_{mixer}_{part}": shape
+    for mixer in ("attn", "ffn")
+    for part, shape in (
+        ("norm", (S * D,)),
+        ("down", (RANK, S * D)),
+        ("up", (S * D, RANK)),
+        ("inject", (S, S * D)),
+    )
+}
+NGRAMS: dict[str, tuple[int, ...]] = {
+    "ple_key": (S * D, 3 * ROW),
+    "ple_value": (D, 3 * ROW),
+    "ple_conv1d": (S * D, 3),
+    **{f"ple_norm_{part}": (S * D,) for part in ("key", "query", "conv")},
+}
+BLOCK_INDEX: dict[str, tuple[int, ...]] = {
+    "indexer.q_proj": (256, D),
+    "indexer.k_proj": (64, D),
+    "indexer.q_norm": (64,),
+    "indexer.k_norm": (64,),
+}
+V4: dict[str, tuple[int, ...]] = {  # 8 heads of 64 in 2 groups, 4 streams
+    "attn_norm": (D,),
+    "ffn_norm": (D,),
+    "attn_q_a": (256, D),
+    "attn_q_a_norm": (256,),
+    "attn_q_b": (512, 256),
+    "attn_kv": (64, D),
+    "attn_kv_a_norm": (64,),
+    "attn_sinks": (8,),
+    "attn_output_a": (256, 256),
+    "attn_output_b": (D, 256),
+    **{f"hc_{m}_{p}": s for m in ("attn", "ffn")
+       for p, s in (("fn", (24, 4 * D)), ("base", (24,)), ("scale", (3,)))},
+}  # fmt: skip
+V4_ENTRIES: dict[str, tuple[int, ...]] = {  # of 4 tokens each
+    f"{prefix}_compressor_{part}": shape
+    for prefix in ("attn", "indexer")
+    for part, shape in (("kv", (128, D)), ("gate", (128, D)), ("ape", (4, 128)), ("norm", (64,)))
+}
 HYBRID_FFN = POST_NORM | EXPERTS | SHARED | GATE_SHEXP
 FULL = attention(gate=2) | QK_NORM
 
@@ -195,9 +250,56 @@ FAMILIES = {
         | {"block_count": 2, "attention.recurrent_layers": [True, False]},
         shapes(DELTA | {"ssm_ba": (8, D)} | HYBRID_FFN, FULL | HYBRID_FFN),
     ),
+    "deepseek32": Family(
+        "deepseek32",
+        LATENT_KEYS | MOE_KEYS | INDEX_KEYS | {"block_count": 1},
+        shapes(LATENT | SPLIT | INDEX | NORM | EXPERTS | SHARED | {"exp_probs_b.bias": (E,)}),
+    ),
+    "qwen4exp": Family(
+        "qwen4exp-q8_0",
+        HEADS
+        | DELTA_KEYS
+        | MOE_KEYS
+        | SHARED_KEYS
+        | INDEX_KEYS
+        | {"feed_forward_length": None, "hyper_connection.count": S, "hyper_connection.low_rank": RANK}
+        | {"embedding_length_per_layer_input": ROW, "block_count": 2},
+        {
+            **{
+                n: s
+                for n, s in shapes(FULL | BLOCK_INDEX | STREAMS, DELTA | STREAMS | NGRAMS).items()
+                if not n.endswith(("attn_norm", "output_norm")) or "hc_" in n
+            },
+            **layers(*2 * [EXPERTS | SHARED | GATE_SHEXP]),
+            **layers({}, {"ssm_beta": (4, D), "ssm_alpha": (4, D)}),
+            "per_layer_token_embd": (176, ROW),
+            "output_hc_norm": (S * D,),
+            "output_hc_down": (RANK, S * D),
+            "output_hc_up": (S * D, RANK),
+        },
+    ),
+    "deepseek4": Family(
+        "deepseek4-q8_0",
+        MOE_KEYS
+        | INDEX_KEYS
+        | {"embedding_length": D, "block_count": 2, "hash_layer_count": 0, "attention.indexer.top_k": 8}
+        | {"attention.head_count": 8, "attention.key_length": 64, "attention.value_length": 64}
+        | {"attention.q_lora_rank": 256, "attention.output_lora_rank": 128}
+        | {"attention.output_group_count": 2},
+        shapes(
+            V4 | EXPERTS | SHARED | {"exp_probs_b.bias": (E,)},
+            V4
+            | V4_ENTRIES
+            | {"indexer.attn_q_b": (256, 256), "indexer.proj": (4, D)}
+            | EXPERTS
+            | SHARED
+            | {"exp_probs_b.bias": (E,)},
+        )
+        | {"output_hc_fn": (4, 4 * D), "output_hc_base": (4,), "output_hc_scale": (1,)},
+    ),
 }
-# What no converter quantises: vectors, routers, convolutions.
-ALWAYS_F32 = ("ffn_gate_inp", "ssm_conv1d", "_norm", "bias", "ssm_a")
+# What no converter quantises: vectors, routers, convolutions, places in a block.
+ALWAYS_F32 = ("ffn_gate_inp", "conv1d", "_norm", "bias", "ssm_a", "_ape")
 
 
 def values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
