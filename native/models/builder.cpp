@@ -299,17 +299,11 @@ void Builder::head(ValueId x, WeightId w) { plan_.ops.emplace_back(Head{x, w, kN
 // sign of it. Blocks behind the last layer predict further tokens.
 void Builder::check_nothing_is_left() const {
   for (size_t i = 0; i < read_.size(); ++i) {
-    if (read_[i]) continue;
     const std::string_view name = file_.tensors()[i].name;
-    std::string_view part = name;
-    if (part.substr(0, 4) == "blk.") {
-      const size_t dot = part.find('.', 4);
-      const std::string number(part.substr(4, dot == std::string_view::npos ? dot : dot - 4));
-      if (dot != std::string_view::npos && std::atoll(number.c_str()) >= config_.n_layers) continue;
-      part = dot == std::string_view::npos ? part : part.substr(dot + 1);
-    }
-    const auto begins = [&](const std::string& s) { return part.substr(0, s.size()) == s; };
-    if (std::any_of(unread_.begin(), unread_.end(), begins)) continue;
+    const auto begins = [&](const std::string& s) { return name.substr(0, s.size()) == s; };
+    if (read_[i] || std::any_of(unread_.begin(), unread_.end(), begins)) continue;
+    if (name.substr(0, 4) == "blk." && std::atoll(std::string(name.substr(4)).c_str()) >= config_.n_layers)
+      continue;
     fail(ErrorKind::unsupported_architecture,
          "tensor '%s': not one that %s is known to have, so what it does is not computed",
          std::string(name).c_str(), config_.arch.c_str());

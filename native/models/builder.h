@@ -33,7 +33,7 @@ class Builder {
   /// an F32 vector's values, for tables that the model works out on the host
   std::vector<float> host_vector(const std::string& name, int64_t n);
   bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
-  /// Tensors that a key has turned off: those whose name begins so, behind "blk.N." where they have that.
+  /// Tensors that a key has turned off, which the file may have all the same: those whose name begins so.
   void unread(std::string beginning) { unread_.push_back(std::move(beginning)); }
 
   // -- steps ------------------------------------------------------------------------------

@@ -248,15 +248,22 @@ ValueId mix(Builder& b, const V4& v, ValueId streams, const std::string& prefix,
   return b.hyper_weights(op);
 }
 
+// What hash_layer_count and a ratio leave no use for in a layer.
+void turn_off(Builder& b, const V4& v) {
+  for (int32_t i = 0; i < b.config().n_layers; ++i) {
+    const int32_t ratio = v.ratios[static_cast<size_t>(i)];
+    b.unread(block_name(i, i < v.n_hash_layers ? "exp_probs_b." : "ffn_gate_tid2eid."));
+    if (ratio != kSparseRatio) b.unread(block_name(i, "indexer"));
+    if (ratio == 0) b.unread(block_name(i, "attn_compressor_"));
+  }
+}
+
 }  // namespace
 
 void build_deepseek4(Builder& b) {
   const Config& c = b.config();
   const V4 v = read_v4(b);
-  // What ratios and hash_layer_count turn off in a layer.
-  for (const char* part :
-       {"attn_compressor_", "indexer_compressor_", "indexer.", "ffn_gate_tid2eid.", "exp_probs_b."})
-    b.unread(part);
+  turn_off(b, v);
   const int32_t n = v.n_streams, n_weights = (2 + n) * n;
   const WeightId embd = b.matrix("token_embd.weight", c.n_embd, c.n_vocab);
   ValueId streams = b.repeat(b.embed(embd), n);

@@ -62,8 +62,8 @@ ValueId mla_block(Builder& b, const Mla& l, int32_t i, ValueId h, bool last, con
   op.eps = kLatentEps;
   // Older files have the two in one; a file with none of them is told of the one.
   if (b.has(t("attn_kv_b.weight")) || (!b.has(t("attn_k_b.weight")) && !b.has(t("attn_v_b.weight")))) {
-    b.unread("attn_k_b.");  // a few files have both
-    b.unread("attn_v_b.");
+    b.unread(t("attn_k_b."));  // a few files have both
+    b.unread(t("attn_v_b."));
     op.kv_b = b.matrix(t("attn_kv_b.weight"), l.n_latent,
                        static_cast<int64_t>(c.n_heads) * (l.nope_dim + l.v_head_dim));
   } else {

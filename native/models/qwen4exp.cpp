@@ -173,6 +173,7 @@ ValueId attention_block(Builder& b, const Shape& s, RopeId rope, int32_t i, Valu
   const auto t = [&](const char* name) { return block_name(i, name); };
   const GatedHeads a = gated_heads(b, rope, i, h, last);
   const int32_t ratio = s.ratios[static_cast<size_t>(i)];
+  if (ratio == 0) b.unread(block_name(i, "indexer."));
   if (ratio == 0) return gated_output(b, i, b.attention(i, a.q, a.k, a.v), a.gate);
   BlockAttention op{};
   op.q = a.q;
@@ -222,11 +223,9 @@ void build_qwen4exp(Builder& b) {
   const MoeConfig moe = read_moe(b, {.renormalise = true, .shared = MoeTraits::Shared::gated});
   const HybridTraits traits{.gate = GatedDelta::Gate::sigmoid};  // no key says so
   const RopeId rope = b.rope_table(RopeSpec::Pairing::half);
-  b.unread("indexer.");  // of layers without a ratio, which have no use for it
-  if (s.ple_layer < 0) {
-    b.unread("ple_");
-    b.unread("per_layer_token_embd.");
-  }
+  if (s.ple_layer < 0) b.unread("per_layer_token_embd.");
+  for (int32_t i = 0; i < c.n_layers; ++i)
+    if (i != s.ple_layer) b.unread(block_name(i, "ple_"));
   Streams streams(b, s);
   const WeightId embd = b.matrix("token_embd.weight", c.n_embd, c.n_vocab);
   ValueId x = b.repeat(b.embed(embd), s.n_streams);
