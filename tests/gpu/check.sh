@@ -143,8 +143,7 @@ run_load() { # 120
   local rc=0 m f
   for m in $(models_of load); do
     f=$(model "$m") || { rc=1; continue; }
-    timeout $(($1 / 2)) python3 tests/gpu/experiments.py load --reflex "$REFLEX" --bench "$BUILD/cuda_bench" \
-      --runs "$([ "$m" = 8b ] && echo 3 || echo 5)" "$f" || rc=1
+    timeout $(($1 / 2)) python3 tests/gpu/experiments.py load --reflex "$REFLEX" --bench "$BUILD/cuda_bench" "$f" || rc=1
   done
   return "$rc"
 }

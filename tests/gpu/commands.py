@@ -18,20 +18,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PROMPT = "Once upon a time"
+from resident import ONE_TOKEN, PROMPT, READY_S, Loads, Worker, percentile, runs_of, tell_loads
+
 PAUSE_S = 0.3
 DISK_RUNS = 3
-RESIDENT_REQUESTS, RESIDENT_WORKERS = 30, 3
-DRIVER_READY_S = 1.0
+RESIDENT_REQUESTS = 30
 ENERGY_RUNS = 6
 DISK_BYTES = 2_000_000_000  # larger files would take minutes
+AS_IT_WAS = "the page cache as it was"  # nothing here has dropped the file from it
+REFILLED = "the page cache filled by a cold start"  # in smaller pieces, which cost more to read
 
 Samples = dict[str, list[float]]
-
-
-def percentile(samples: list[float], p: float) -> float:
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(p * len(ordered)))]
 
 
 def run_cold(command: list[str]) -> tuple[float, float]:
@@ -95,65 +92,26 @@ def rows(samples: Samples, floor: str) -> list[str]:
     return out
 
 
-class Worker:
-    """`reflex stdio` without a model; lines and the milliseconds until they are answered."""
-
-    def __init__(self, reflex: str, env: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            [reflex, "stdio"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
-        )
-
-    def send(self, *lines: dict[str, object]) -> float:
-        """All of them at once; the time at which they were sent."""
-        assert self.process.stdin is not None
-        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        begin = time.perf_counter()
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
-        return begin
-
-    def hear(self, begin: float) -> tuple[float, dict[str, object]]:
-        assert self.process.stdout is not None
-        answer = json.loads(self.process.stdout.readline())
-        if answer.get("event") == "error" or answer.get("ok") is False:
-            raise SystemExit(f"resident worker: {answer}")
-        return (time.perf_counter() - begin) * 1e3, answer
-
-    def ask(self, line: dict[str, object]) -> float:
-        return self.hear(self.send(line))[0]
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+def measure_loads(reflex: str, model: str, what: str, runs: int, out: dict[str, object]) -> None:
+    """`load` to first token, as resident.py measures it: samples to `out`, a table to stdout."""
+    loads = Loads()
+    for _ in range(runs):
+        print(f"{what}: {loads.add(reflex, model)}", flush=True)
+    out[f"load to first token, {what}"] = {"ms": loads.took, "stages": loads.stages}
+    tell_loads(model, {what: loads})
 
 
 def resident(reflex: str, model: str) -> Samples:
-    """Workers that were started without a model, and whose driver is ready: `load` and the first request sent
-    together; `load` alone, then the first request against those after it."""
-    one_token: dict[str, object] = {"prompt": PROMPT, "max_tokens": 1}
+    """One worker, started without a model: `load` alone, then the first request against those after it."""
     system1: dict[str, object] = {"prompt": PROMPT, "candidates": [" there", " in", ","]}
-    load: dict[str, object] = {"type": "load", "model": model}
     samples: Samples = {}
-    for _ in range(RESIDENT_WORKERS):
-        worker = Worker(reflex)
-        time.sleep(DRIVER_READY_S)
-        begin = worker.send(load, one_token)
-        samples.setdefault("load (a request waits)", []).append(worker.hear(begin)[0])
-        took, answer = worker.hear(begin)
-        samples.setdefault("load to first token", []).append(took)
-        print(f"load to first token {took:.1f} ms; timings {json.dumps(answer['timings'])}", flush=True)
-        worker.end()
     worker = Worker(reflex)
-    time.sleep(DRIVER_READY_S)
-    samples["load and its hidden step"] = [worker.ask(load)]
-    samples["first request"] = [worker.ask(one_token)]
-    samples["second request"] = [worker.ask(one_token)]
+    time.sleep(READY_S)
+    samples["load and its hidden step"] = [worker.ask({"type": "load", "model": model})]
+    samples["first request"] = [worker.ask(ONE_TOKEN)]
+    samples["second request"] = [worker.ask(ONE_TOKEN)]
     for _ in range(RESIDENT_REQUESTS):
-        samples.setdefault("resident generate, 1 token", []).append(worker.ask(one_token))
+        samples.setdefault("resident generate, 1 token", []).append(worker.ask(ONE_TOKEN))
         samples.setdefault("resident system1, 3 candidates", []).append(worker.ask(system1))
     worker.end()
     return samples
@@ -204,18 +162,20 @@ def measure(reflex: str, fcold: str | None, model: str, runs: int) -> dict[str, 
     out["joules, held"] = energy(reflex, generate, ENERGY_RUNS)
     holder.terminate()
     holder.wait()
+    print(f"\n{name}, resident worker; the file's bytes at 48 GB/s: {os.path.getsize(model) / 48e6:.1f} ms\n")
+    measure_loads(reflex, model, AS_IT_WAS, runs_of(model), out)
+    out["resident"] = warm = resident(reflex, model)
+    for what, found in warm.items():
+        print(
+            f"{what}: p50 {percentile(found, 0.5):.2f} ms, p95 {percentile(found, 0.95):.2f} ms", flush=True
+        )
     if os.path.getsize(model) <= DISK_BYTES:
         disk = {"floor": commands["floor"], "generate, one token": generate}
         disk["generate, --load-mode ring"] = [*generate, "--load-mode", "ring"]
         disk["generate, --load-mode direct"] = [*generate, "--load-mode", "direct"]
         table("cold disk, bare host", plain_read(model) | in_turn(disk, DISK_RUNS, forget(model)))
         run_cold(generate)  # back into the page cache
-    print(f"\n{name}, resident worker; the file's bytes at 48 GB/s: {os.path.getsize(model) / 48e6:.1f} ms\n")
-    out["resident"] = warm = resident(reflex, model)
-    for what, found in warm.items():
-        print(
-            f"{what}: p50 {percentile(found, 0.5):.2f} ms, p95 {percentile(found, 0.95):.2f} ms", flush=True
-        )
+        measure_loads(reflex, model, REFILLED, DISK_RUNS, out)
     for what, command in (("floor", commands["floor"]), ("generate", generate), ("system1", system1)):
         out[f"joules, {what}"] = energy(reflex, command, ENERGY_RUNS)
     for what, found in out.items():

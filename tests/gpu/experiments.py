@@ -1,15 +1,17 @@
 """Questions to a card that commands.py's table leaves open, each a command of its own.
 
-usage: experiments.py load --reflex REFLEX [--bench CUDA_BENCH] [--runs 5] MODEL
-       experiments.py turns --reflex REFLEX [--runs 20] MODEL
+usage: experiments.py load --reflex REFLEX [--bench CUDA_BENCH] [--runs N] [--variants] MODEL
+       experiments.py turns --reflex REFLEX [--runs 20] [--read] MODEL
        experiments.py exit --reflex REFLEX [--fcold FCOLD] [--bench CUDA_BENCH] [--runs 6] MODEL
        experiments.py disk --reflex REFLEX [--runs 3] [--lazy] MODEL
 
-load: a driver-ready worker from its `load` line to the first token, stage by stage: as it is; with more
-connections to the card; with a request that comes later; and the same in one process without Python, with
-other numbers of threads and ways to read (cuda_bench load). turns: system1 against generate, many runs in
-turn, and what the pairs differ by. exit: from a process's last line to its wait status, and which piece of a
-context costs what. disk: from a cold page cache; --lazy: a mixture whose experts come as they are chosen.
+load: a driver-ready worker from its `load` line to the first token, stage by stage, as resident.py
+measures it (10 runs, of a large model 3), and the same in one process without Python (cuda_bench load);
+--variants: with the mapping copied, with more connections to the card, with a request that comes later,
+with other numbers of threads. turns: system1 against generate, many runs in turn, and what the pairs
+differ by; --read: generate by `--load-mode read` against generate too. exit: from a process's last line
+to its wait status, and which piece of a context costs what. disk: from a cold page cache; --lazy: a
+mixture whose experts come as they are chosen.
 
 Every line that begins with '|' is a row of check.sh's last table.
 """
@@ -27,91 +29,44 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-from commands import DISK_RUNS, PAUSE_S, PROMPT, Samples, Worker, forget, in_turn, percentile, run_cold
+from commands import DISK_RUNS, PAUSE_S, Samples, forget, in_turn, run_cold
+from resident import LINK_BYTES_PER_MS, LOAD_AT_MOST, PROMPT, Loads, percentile, runs_of, spread, tell_loads
 
-LINK_BYTES_PER_MS = 48e6  # what a good upload reaches (docs/performance.md)
-LOAD_AT_MOST = 1.5  # of the bytes at that rate: the issue's figure
-READY_S = 1.0
 ENDED = 124  # as timeout itself
 LATER_S = 0.004  # after the load line: while bytes come
-ONE_TOKEN: dict[str, object] = {"prompt": PROMPT, "max_tokens": 1}
 MORE_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "8"}
-BENCHES = (("auto", 8), ("auto", 10), ("auto", 12), ("auto", 16), ("read", 8), ("read", 12), ("cold", 8))
-
-
-def spread(samples: list[float]) -> str:
-    return f"{percentile(samples, 0.5):.1f} ({min(samples):.1f} to {max(samples):.1f})"
+BENCHES = (("auto", 8), ("ring", 8), ("cold", 8))
+MORE_BENCHES = (("auto", 10), ("auto", 12), ("auto", 16), ("ring", 12))
 
 
 # ---- load ------------------------------------------------------------------------------------
 
 
-def load_once(reflex: str, model: str, env: dict[str, str], later: bool) -> tuple[float, dict[str, float]]:
-    """Milliseconds from the line to the first token, and when each stage was reached, from the line on."""
-    worker = Worker(reflex, env)
-    time.sleep(READY_S)
-    begin = worker.send({"type": "load", "model": model}, *([] if later else [ONE_TOKEN]))
-    if later:
-        time.sleep(LATER_S)
-        worker.send(ONE_TOKEN)
-    loaded, _ = worker.hear(begin)
-    took, final = worker.hear(begin)
-    _, info = worker.hear(worker.send({"type": "info"}))
-    worker.end()
-    timings, phases = final["timings"], info["phases"]
-    assert isinstance(timings, dict) and isinstance(phases, dict)
-    # The process's clock and ours meet at the first token; the answer's way to us is counted with the line's.
-    line = timings["first_token_at"] - took
-    stages = {
-        "core asked": timings["launch"] - line,
-        "file open": timings["launch"] + timings["gguf_open"] - line,
-        "loaded said": loaded,
-        "first kernel": timings["first_kernel_at"] - line,
-        "last byte": phases["weights_loaded_at"] - line,
-    }
-    return took, stages
-
-
 def load(o: argparse.Namespace) -> None:
-    name, size = Path(o.model).stem, os.path.getsize(o.model)
-    at_most = LOAD_AT_MOST * size / LINK_BYTES_PER_MS
-    settings: dict[str, tuple[dict[str, str], bool]] = {
-        "load and a request": ({}, False),
-        "the same, 8 connections": (MORE_CONNECTIONS, False),
-        "load, the request 4 ms later": ({}, True),
-    }
-    took: dict[str, list[float]] = {}
-    stages: dict[str, list[dict[str, float]]] = {}
+    settings: dict[str, dict[str, Any]] = {"load and a request": {}}
+    if o.variants:
+        settings |= {
+            "the same by the mapping": {"options": ("--load-mode", "ring")},
+            "the same, 8 connections": {"env": MORE_CONNECTIONS},
+            "load, the request 4 ms later": {"later_s": LATER_S},
+        }
+    loads = {what: Loads() for what in settings}
     try:
-        for _ in range(o.runs):
-            for what, (env, later) in settings.items():
-                ms, at = load_once(o.reflex, o.model, env, later)
-                took.setdefault(what, []).append(ms)
-                stages.setdefault(what, []).append(at)
-                print(f"{what}: {ms:.1f} ms; " + ", ".join(f"{k} {v:.1f}" for k, v in at.items()), flush=True)
+        for _ in range(o.runs or runs_of(o.model)):
+            for what, how in settings.items():
+                print(f"{what}: {loads[what].add(o.reflex, o.model, **how)}", flush=True)
     finally:
-        tell_loads(name, at_most, took, stages)
+        tell_loads(o.model, loads)
     if o.bench:
-        bench_loads(o.bench, o.model, name, at_most)
+        bench_loads(o.bench, o.model, BENCHES + (MORE_BENCHES if o.variants else ()))
 
 
-def tell_loads(
-    name: str, at_most: float, took: dict[str, list[float]], stages: dict[str, list[dict[str, float]]]
-) -> None:
-    print(
-        "| `load` to first token, driver ready | at most | p50 ms (range) | stages, p50 ms |\n"
-        "|---|---|---|---|"
-    )
-    for what, samples in took.items():
-        p50 = {k: percentile([s[k] for s in stages[what]], 0.5) for k in stages[what][0]}
-        told = ", ".join(f"{k} {v:.1f}" for k, v in p50.items())
-        print(f"| {name}: {what} | {at_most:.1f} | {spread(samples)} | {told} |", flush=True)
-
-
-def bench_loads(bench: str, model: str, name: str, at_most: float) -> None:
+def bench_loads(bench: str, model: str, benches: tuple[tuple[str, int], ...]) -> None:
     """cuda_bench load: the driver's and the loader's part alone."""
-    for mode, threads in BENCHES:
+    name, at_most = Path(model).stem, LOAD_AT_MOST * os.path.getsize(model) / LINK_BYTES_PER_MS
+    for mode, threads in benches:
         done = subprocess.run([bench, "load", model, mode, str(threads), "3"], capture_output=True, text=True)
         sys.stdout.write(done.stdout + done.stderr)
         totals = [float(t) for t in re.findall(r"total ([\d.]+) ms", done.stdout)]
@@ -134,8 +89,13 @@ def turns(o: argparse.Namespace) -> None:
     system1 = [o.reflex, "system1", o.model, PROMPT]
     for candidate in (" there", " in", ","):
         system1 += ["--candidate", candidate]
-    commands = {"generate": [o.reflex, "generate", o.model, PROMPT, "--max-tokens", "1"], "system1": system1}
-    print("| spawn to answer, in turn | generate p50 ms | system1 p50 ms | of the pairs: median, quartiles |")
+    generate = [o.reflex, "generate", o.model, PROMPT, "--max-tokens", "1"]
+    commands = {"generate": generate, "system1": system1}
+    if o.read:
+        commands["generate by reading"] = [*generate, "--load-mode", "read"]
+    print(
+        "| spawn to answer, in turn | generate p50 ms | the other p50 ms | of the pairs: median, quartiles |"
+    )
     print("|---|---|---|---|")
     for held in (False, True):
         holder = subprocess.Popen([o.reflex, "hold"], stdout=subprocess.PIPE) if held else None
@@ -148,16 +108,17 @@ def turns(o: argparse.Namespace) -> None:
             if holder:
                 holder.terminate()
                 holder.wait()
-            tell_pairs(f"{name}, {'held' if held else 'bare'}", samples)
+            for other in list(commands)[1:]:
+                tell_pairs(f"{name}, {'held' if held else 'bare'}, {other}", samples, other)
 
 
-def tell_pairs(what: str, samples: Samples) -> None:
-    pairs = [s - g for g, s in zip(samples.get("generate", []), samples.get("system1", []), strict=False)]
+def tell_pairs(what: str, samples: Samples, other: str) -> None:
+    pairs = [s - g for g, s in zip(samples.get("generate", []), samples.get(other, []), strict=False)]
     if not pairs:
         return
     slower = sum(p > 0 for p in pairs)
     told = ", ".join(f"{percentile(pairs, q):+.1f}" for q in (0.5, 0.25, 0.75))
-    g, s = (percentile(samples[k], 0.5) for k in ("generate", "system1"))
+    g, s = (percentile(samples[k], 0.5) for k in ("generate", other))
     print(f"| {what}, n = {len(pairs)} | {g:.1f} | {s:.1f} | {told}; slower in {slower} |", flush=True)
 
 
@@ -295,7 +256,7 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, run, runs in (
-        ("load", load, 5),
+        ("load", load, 0),
         ("turns", turns, 20),
         ("exit", exit_time, 6),
         ("disk", disk, DISK_RUNS),
@@ -308,6 +269,10 @@ def main() -> None:
             p.add_argument("--bench")
         if name == "exit":
             p.add_argument("--fcold")
+        if name == "load":
+            p.add_argument("--variants", action="store_true")
+        if name == "turns":
+            p.add_argument("--read", action="store_true")
         if name == "disk":
             p.add_argument("--lazy", action="store_true")
         p.add_argument("model")
