@@ -56,7 +56,8 @@ LatentSteps::LatentSteps(Device& device, const StepList& steps, int32_t max_rows
     const auto blocks = static_cast<size_t>(2 * device.sm_count());  // at most, where there are splits
     q = std::max(q, rows * heads * static_cast<size_t>(dim_pad(op)));
     o = std::max(o, rows * heads * static_cast<size_t>(op.n_latent));
-    partial = std::max(partial, blocks * kLatentHeads * static_cast<size_t>(op.n_latent + 2));
+    partial =
+        std::max(partial, blocks * kLatentHeads * static_cast<size_t>(latent_partial_stride(op.n_latent)));
     tickets = blocks;
   }
   latent_q_ = DeviceBuffer(device, q * sizeof(float), "latent queries");

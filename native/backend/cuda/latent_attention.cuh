@@ -13,43 +13,82 @@ constexpr int kWarps = kTileWarps, kThreads = kTileThreads;
 constexpr int kTiles = kLatentMaxDim / 8 / kWarps;  // of 8 latent values, per warp
 static_assert(kLatentHeads == kTileQueries);
 
-/// The block's sums to their place, or for the last of several splits to merge.
+/// The last of several splits: the group's heads from all splits' sums. What each split is worth is worked
+/// out once a head, a lane each; then 16 bytes of a sum at a time.
+template <class S>
+__device__ __forceinline__ void merge(const LatentAttentionParams& p, const AttentionTile<S>& m,
+                                      int first_head, const float* partial, int splits, float* out) {
+  static_assert(kLatentHeads * kLatentSplits == kThreads && 32 % kLatentSplits == 0);
+  const int size = latent_partial_stride(p.n_latent), quads = (p.n_latent + 3) / 4;
+  const size_t next = static_cast<size_t>(kLatentHeads) * size;
+  float* worth = m.scores;  // (kLatentHeads, kLatentSplits)
+  const int split = threadIdx.x % kLatentSplits;
+  const float* own = partial + split * next + static_cast<size_t>(threadIdx.x / kLatentSplits) * size;
+  const float top = split < splits ? __ldcg(own) : -INFINITY;
+  float best = top;
+#pragma unroll
+  for (int d = kLatentSplits / 2; d > 0; d /= 2) best = fmaxf(best, __shfl_xor_sync(kFull, best, d));
+  const float by = top == -INFINITY ? 0.0f : expf(top - best);  // 0: it saw nothing
+  const float total = warp_sum<kLatentSplits>(top == -INFINITY ? 0.0f : by * __ldcg(own + 1));
+  worth[threadIdx.x] = by / total;
+  __syncthreads();
+  for (int i = threadIdx.x; i < kLatentHeads * quads; i += kThreads) {
+    const int head = i / quads, c = i % quads * 4;
+    if (first_head + head >= p.n_heads) break;
+    const float* from = partial + static_cast<size_t>(head) * size + kLatentPartialHead + c;
+    float sum[4] = {};
+#pragma unroll 4
+    for (int s = 0; s < splits; ++s) {
+      const float w = worth[head * kLatentSplits + s];
+      if (w == 0.0f) continue;  // nothing may be there
+      const float4 o = __ldcg(reinterpret_cast<const float4*>(from + s * next));
+      sum[0] += w * o.x;
+      sum[1] += w * o.y;
+      sum[2] += w * o.z;
+      sum[3] += w * o.w;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (c + k < p.n_latent) out[static_cast<size_t>(head) * p.n_latent + c + k] = sum[k];
+  }
+}
+
+/// The block's sums to their place, or for the last of several splits to merge; `any`: it had slots.
 template <class S>
 __device__ __forceinline__ void finish(const LatentAttentionParams& p, const AttentionTile<S>& m,
-                                       int first_head, const float (&top)[2], const float (&total)[2],
-                                       const float (&o)[kTiles][4]) {
+                                       int first_head, bool any, const float (&top)[2],
+                                       const float (&total)[2], const float (&o)[kTiles][4]) {
   __shared__ bool last;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, splits = gridDim.z;
-  const size_t at = static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x, size = p.n_latent + 2;
+  const size_t at = static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const int size = latent_partial_stride(p.n_latent);
   float* out = p.latent_o + (static_cast<size_t>(blockIdx.y) * p.n_heads + first_head) * p.n_latent;
   float* partial = p.partial + at * splits * kLatentHeads * size;
-  float* own = partial + blockIdx.z * kLatentHeads * size;
+  float* own = partial + static_cast<size_t>(blockIdx.z) * kLatentHeads * size;
   if (lane == 0)
     for (int i = 0; i < 2; ++i) {
       m.total[2 * warp + i] = total[i];
-      if (splits == 1) continue;
-      own[(2 * warp + i) * size] = top[i];
-      own[(2 * warp + i) * size + 1] = total[i];
+      if (splits > 1) *reinterpret_cast<float2*>(own + (2 * warp + i) * size) = {top[i], total[i]};
     }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
+    for (int c = 0; c < 4; c += 2) {
       const int head = acc_row(c), column = 8 * (warp + i * kWarps) + acc_column(c);
       if (column >= p.n_latent) continue;
-      if (splits > 1)
-        own[head * size + 2 + column] = o[i][c];
-      else if (first_head + head < p.n_heads)
-        out[static_cast<size_t>(head) * p.n_latent + column] = o[i][c] / m.total[head];
+      if (splits > 1) {
+        if (any)
+          *reinterpret_cast<float2*>(own + head * size + kLatentPartialHead + column) = {o[i][c],
+                                                                                         o[i][c + 1]};
+        continue;
+      }
+      if (first_head + head >= p.n_heads) continue;
+      out[static_cast<size_t>(head) * p.n_latent + column] = o[i][c] / m.total[head];
+      if (column + 1 < p.n_latent)
+        out[static_cast<size_t>(head) * p.n_latent + column + 1] = o[i][c + 1] / m.total[head];
     }
-  if (splits == 1 || !is_last(p.tickets + at, splits, last)) return;
-  for (int i = threadIdx.x; i < kLatentHeads * p.n_latent; i += kThreads) {
-    const int head = i / p.n_latent, c = i % p.n_latent;
-    if (first_head + head < p.n_heads)
-      out[static_cast<size_t>(head) * p.n_latent + c] =
-          merged(partial + head * size, splits, kLatentHeads * size, c);
-  }
+  if (splits > 1 && is_last(p.tickets + at, splits, last)) merge(p, m, first_head, partial, splits, out);
 }
 
 /// As load_tile, of the first n slots of a list.
@@ -127,7 +166,7 @@ __device__ __forceinline__ void attend(const LatentAttentionParams& p, const int
     mix<S, kTerms, kTiles>(m, o);
     __syncthreads();
   }
-  finish(p, m, first_head, top, total, o);
+  finish(p, m, first_head, range.begin < range.stop, top, total, o);
 }
 
 }  // namespace latent

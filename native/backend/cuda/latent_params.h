@@ -56,9 +56,15 @@ struct LatentAttentionParams {
   int32_t tile_slots;  ///< of the sequence in shared memory at a time: 32 or 16
   int32_t on_outputs;
   PassArrays pass;
-  float* partial;     ///< (rows * head groups, splits, kLatentHeads, C + 2)
+  float* partial;     ///< (rows * head groups, splits, kLatentHeads, latent_partial_stride(C))
   uint32_t* tickets;  ///< (rows * head groups) zero between launches
 };
+
+/// A split's sums of a head: its maximum and total, then C values in whole quads.
+inline constexpr int kLatentPartialHead = 4;
+inline constexpr int latent_partial_stride(int n_latent) {
+  return (n_latent + 3) / 4 * 4 + kLatentPartialHead;
+}
 
 /// latent_selected_*: s over the slots chosen for the row
 struct LatentSelectedParams {
