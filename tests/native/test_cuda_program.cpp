@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "check.h"
@@ -295,6 +296,45 @@ TEST(cuda_products_of_narrow_values_read_nothing_beyond_them) {
     const Rowset r = Rowset::chain(0, 130, shape.vocab, true);
     program->run(*state, r.pass());
     expect_below(worst_row(*program, evaluator.run(r.pass())), kFastNmse, format("pass %d", again));
+  }
+}
+
+// Two tiles a warp (matvec_two.cu): more items than workers, odd numbers of tiles of either type, shares of
+// unequal length, biases and residuals; the first of the vocabulary's best among all blocks.
+TEST(cuda_one_row_takes_tiles_in_twos) {
+  NEED_GPU();
+  Shape mix;
+  mix.d = 1024;
+  mix.heads = 32;
+  mix.kv_heads = 1;
+  mix.hd = 24;  // 99 tiles of q and k, 3 of v
+  mix.ff = 2304;
+  mix.vocab = 301;
+  mix.layers = 1;
+  mix.matrix = GgmlType::Q4_K;
+  mix.value = mix.table = GgmlType::Q6_K;
+  Shape biased = mix;
+  biased.bias = true;
+  biased.qk_norm = false;
+  biased.matrix = GgmlType::Q5_K;
+  Shape wide = mix;  // 5,001 tiles of one cell
+  wide.d = 256;
+  wide.ff = 256;
+  wide.vocab = 40'001;
+  for (const Named& n :
+       {Named{"q4_k and q6_k", mix}, {"q5_k and q6_k, biases", biased}, {"a wide head", wide}}) {
+    const Model model(n.shape);
+    const std::unique_ptr<Program> program = compile(model.plan, false, 64, 256);
+    const std::unique_ptr<State> state = program->new_state();
+    reference::Evaluator evaluator(model.plan);
+    for (int32_t slot = 0; slot < 3; ++slot) {
+      const Rowset r = Rowset::chain(slot, 1, n.shape.vocab, true);
+      program->run(*state, r.pass());
+      const reference::Matrix want = evaluator.run(r.pass());
+      expect_below(worst_row(*program, want), kFastNmse, format("%s, slot %d", n.name, slot));
+      const std::span<const float> logits = program->logits(0);
+      CHECK_EQ(program->argmax(0), std::max_element(logits.begin(), logits.end()) - logits.begin());
+    }
   }
 }
 

@@ -166,6 +166,24 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
       : "memory");
 #endif
 }
+/// copy_bulk in its two halves, for several copies that one barrier counts in: first how many bytes of all.
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void copy_bulk_expected(void* to, const void* from, uint32_t bytes,
+                                                   uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
 /// Until the barrier's phase of that parity has ended.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900

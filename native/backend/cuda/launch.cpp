@@ -15,8 +15,9 @@ constexpr int32_t kRawRows = 4;  // beyond, a type without tiles, F32 apart, is 
 constexpr size_t kF16Scratch = size_t{64} << 20;
 constexpr uint32_t kElementThreads = 256, kRowThreads = 512;
 constexpr int32_t kWorkspaceBlocks = 300;  // that share sums, at most: a little more than the SMs of any card
-// What merging a tile's split sums costs, in cells.
-constexpr double kMergeCost = 0.4;
+// What merging a tile's split sums costs, and a cell of each of two tiles taken together, in cells taken
+// alone.
+constexpr double kMergeCost = 0.4, kTwoCells = 1.6;
 // Microseconds on an H200, for choosing between shapes: of a block per 128 values of n_in, of a block
 // beside that, of merging splits and of what each leaves; a finer split must be that much better.
 struct BlockCost {
@@ -35,6 +36,15 @@ bool has_pair_kernel(GgmlType a, GgmlType b) {
   if (a == GgmlType::x && b == GgmlType::y) return true;
   REFLEX_TILED_PAIRS(REFLEX_PAIR)
 #undef REFLEX_PAIR
+  return false;
+}
+
+/// Whether a warp can take two tiles of the type at a time.
+bool in_twos(GgmlType type) {
+#define REFLEX_256(t) \
+  if (type == GgmlType::t) return true;
+  REFLEX_TILED_256(REFLEX_256)
+#undef REFLEX_256
   return false;
 }
 
@@ -88,18 +98,18 @@ Launcher::Launcher(Device& device, CUstream stream, bool exact, int32_t max_rows
   if (!exact && untiled) f16_tiles_ = DeviceBuffer(device, kF16Scratch, "decoded weights");
 }
 
-// Workers (split warps each) take tiles in turn, so the last round should be full; a split sum costs
-// a merge per tile.
-Launcher::Share Launcher::share_tiles(int32_t items, int32_t cells, uint32_t warps) const {
-  Share best{1, 1};
-  double best_cost = 1e30;
+// Workers (split warps each) take items, tiles or two, in turn, so the last round should be full; a split sum
+// costs a merge per item.
+Launcher::Share Launcher::share_items(int32_t items, int32_t cells, double cell_cost, uint32_t warps) const {
+  Share best{1, 1, 1e30};
   for (int32_t split = 1; split <= static_cast<int32_t>(warps) && split <= cells; split *= 2) {
     const auto per_block = static_cast<int32_t>(warps) / split;
     const auto blocks =
         static_cast<uint32_t>(std::min<int64_t>(device_.sm_count(), ceil_div(items, per_block)));
     const auto rounds = static_cast<double>(ceil_div(items, static_cast<int64_t>(blocks) * per_block));
-    const double cost = rounds * (static_cast<double>(ceil_div(cells, split)) + (split > 1 ? kMergeCost : 0));
-    if (cost < best_cost) best_cost = cost, best = {blocks, split};
+    const double cost =
+        rounds * (cell_cost * static_cast<double>(ceil_div(cells, split)) + (split > 1 ? kMergeCost : 0));
+    if (cost < best.cost) best = {blocks, split, cost};
   }
   return best;
 }
@@ -107,32 +117,53 @@ Launcher::Share Launcher::share_tiles(int32_t items, int32_t cells, uint32_t war
 // Threads of a one-row product and places of their rings: as deep as fits, because what a ring holds is
 // fetched while the product before it runs; fewer threads where there is little to do, so that blocks of the
 // next product start beside this one's. Where there is much, one block has a multiprocessor to itself and its
-// successor takes over as it ends.
-Launcher::RowShape Launcher::one_row_shape(int32_t tiles, int32_t cells, const TileGeometry& tile,
-                                           uint32_t cell_bytes, int32_t sides) const {
+// successor takes over as it ends. Two tiles a warp where the type can and it does not leave warps idle.
+Launcher::RowShape Launcher::one_row_shape(const OneRow& row) const {
+  const int64_t cells_per_sm =
+      ceil_div(int64_t{row.tiles()} * row.cells * (row.pair ? 2 : 1), device_.sm_count());
+  const bool much = cells_per_sm > kManyCells;
   RowShape r;
-  const int64_t cells_per_sm = ceil_div(int64_t{tiles} * cells * sides, device_.sm_count());
-  r.units = cells * (tile.cell_values / kUnit);
-  const auto shared = [&] {
+  r.units = row.cells * (row.tile->cell_values / kUnit);
+  const auto shared = [&](int32_t ring, uint32_t place) {
     const uint32_t warps = r.threads / 32;
     return static_cast<uint32_t>(r.units) * kMatvecUnitBytes +
-           warps * (static_cast<uint32_t>(r.ring) * cell_bytes + 2 * 2 * kTileRows * sizeof(float));
+           warps * (static_cast<uint32_t>(ring) * place + 2 * 2 * kTileRows * sizeof(float));
   };
-  const bool much = cells_per_sm > kManyCells;
-  r.threads = cells_per_sm > kSomeCells ? kMatvecThreads : kMatvecThreads / 2;
-  r.ring = kMaxRing;
-  if (shared() + kMatvecStatic > device_.max_shared()) r.ring = kMinRing;
-  while (r.threads > 32 && shared() + kMatvecStatic > device_.max_shared()) r.threads /= 2;
-  r.shared = shared();
+  const auto fits = [&](int32_t ring, uint32_t place) {
+    return shared(ring, place) + kMatvecStatic <= device_.max_shared();
+  };
+  const uint32_t threads = cells_per_sm > kSomeCells ? kMatvecThreads : kMatvecThreads / 2;
+  const auto settle = [&](bool two) {
+    const uint32_t place = two ? 2 * row.cell_bytes : row.cell_bytes;
+    const int32_t least = two ? kMinPlaces : kMinRing;
+    r.two = two;
+    r.threads = threads;
+    r.ring = two ? kMaxPlaces : kMaxRing;
+    while (r.ring > least && !fits(r.ring, place)) r.ring = two ? r.ring - 1 : least;
+    while (r.threads > 32 && !fits(r.ring, place)) r.threads /= 2;
+    r.shared = shared(r.ring, place);
+    const uint32_t warps = r.threads / 32;
+    r.share = two ? share_items(row.pair ? row.tiles_a : row.twos(), row.cells, kTwoCells, warps)
+                  : share_items(row.tiles(), row.cells, row.pair ? 2 : 1, warps);
+  };
+  settle(false);
+  if (row.can_two) {
+    const RowShape one = r;
+    settle(true);
+    if (r.threads < one.threads || r.share.cost > one.share.cost) r = one;
+  }
   if (much) r.shared = std::max(r.shared, device_.max_shared() / 2 + kMatvecStatic);
-  r.share = share_tiles(tiles, cells, r.threads / 32);
   return r;
 }
 
 uint32_t Launcher::one_row_blocks(const Product& part) const {
-  const TileGeometry& tile = *tile_geometry(part.weight->type);
-  return one_row_shape(part.at->n_tiles, part.at->n_cells, tile, static_cast<uint32_t>(tile.cell_bytes), 1)
-      .share.blocks;
+  OneRow row;
+  row.tile = tile_geometry(part.weight->type);
+  row.cell_bytes = static_cast<uint32_t>(row.tile->cell_bytes);
+  row.tiles_a = part.at->n_tiles;
+  row.cells = part.at->n_cells;
+  row.can_two = in_twos(part.weight->type);
+  return one_row_shape(row).share.blocks;
 }
 
 void Launcher::fill_part(TiledPart& part, const Product& p, int32_t first_tile) {
@@ -229,9 +260,9 @@ void Launcher::one_row(const Input& in, std::span<const Product> parts, void* sw
   const GgmlType first = parts[0].weight->type;
   GgmlType second = first;
   MatvecParams p{};
+  OneRow row;
   int n = 0;
   int32_t tiles = 0;
-  uint32_t cell_bytes = 0;
   for (TiledPart& part : p.part) part.first_tile = INT32_MAX;
   for (const bool is_first : {true, false}) {  // the kernel takes all of one type, then all of the other
     if (!is_first) p.first_b = n;
@@ -240,14 +271,15 @@ void Launcher::one_row(const Input& in, std::span<const Product> parts, void* sw
       if (!is_first) second = part.weight->type;
       fill_part(p.part[n++], part, swiglu ? 0 : tiles);
       tiles += part.at->n_tiles;
-      cell_bytes = std::max(cell_bytes, static_cast<uint32_t>(tile_geometry(part.weight->type)->cell_bytes));
+      row.cell_bytes =
+          std::max(row.cell_bytes, static_cast<uint32_t>(tile_geometry(part.weight->type)->cell_bytes));
     }
     if (is_first) p.end_a = tiles;
   }
   p.first_b = std::min(p.first_b, kMaxParts - 1);
   p.end_b = tiles;
   if (swiglu) {  // gate and up are read side by side
-    tiles = p.end_a = p.end_b = p.part[0].end_tile;
+    p.end_a = p.end_b = p.part[0].end_tile;
     p.part[0].out = static_cast<float*>(swiglu);
   }
   p.x = static_cast<const float*>(in.x);
@@ -255,7 +287,13 @@ void Launcher::one_row(const Input& in, std::span<const Product> parts, void* sw
   p.norm_eps = in.norm.eps;
   p.width = in.width;
   p.n_cells = parts[0].at->n_cells;
-  const RowShape shape = one_row_shape(tiles, p.n_cells, *tile_geometry(first), cell_bytes, swiglu ? 2 : 1);
+  row.tile = tile_geometry(first);
+  row.tiles_a = p.end_a;
+  row.tiles_b = p.end_b - p.end_a;
+  row.cells = p.n_cells;
+  row.pair = swiglu != nullptr;
+  row.can_two = in_twos(first) && in_twos(second);
+  const RowShape shape = one_row_shape(row);
   p.n_units = shape.units;
   p.ring = shape.ring;
   p.split = shape.share.split;
@@ -263,9 +301,10 @@ void Launcher::one_row(const Input& in, std::span<const Product> parts, void* sw
   p.n_workers = static_cast<int32_t>(shape.share.blocks * (shape.threads / 32)) / p.split;
   p.begin_b = p.end_a / p.n_workers * p.n_workers;
   p.best = std::exchange(best_, nullptr);
-  std::string name = format(swiglu ? "matvec_pair_%s" : "matvec_%s", type_name(first));
+  std::string name =
+      format("%s%s%s", shape.two ? "matvec_two_" : "matvec_", swiglu ? "pair_" : "", type_name(first));
   if (second != first) name += format("_%s", type_name(second));
-  launch("matvec", name, {shape.share.blocks}, shape.threads, shape.shared, p);
+  launch(shape.two ? "matvec_two" : "matvec", name, {shape.share.blocks}, shape.threads, shape.shared, p);
 }
 
 // 16 mt rows a block; where that leaves multiprocessors idle, blocks share a sum.

@@ -69,11 +69,24 @@ class Launcher {
   struct Share {
     uint32_t blocks;
     int32_t split;
+    double cost = 0;  ///< in cells
+  };
+  /// What a one-row product's shape depends on.
+  struct OneRow {
+    const TileGeometry* tile = nullptr;
+    uint32_t cell_bytes = 0;             ///< the largest of its types'
+    int32_t tiles_a = 0, tiles_b = 0;    ///< of the first type (pair: of one matrix), of the second
+    int32_t cells = 0;                   ///< of a tile
+    bool pair = false, can_two = false;  ///< gate and up; whether all types can be taken in twos
+
+    int32_t tiles() const { return tiles_a + tiles_b; }
+    int32_t twos() const { return (tiles_a + 1) / 2 + (tiles_b + 1) / 2; }
   };
   struct RowShape {
     Share share;
     uint32_t threads = 0, shared = 0;
     int32_t units = 0, ring = 0;
+    bool two = false;  ///< by matvec_two: tiles in twos
   };
   struct MatmulShape {
     int32_t mt = 1, cells_per_split = 1;
@@ -81,9 +94,8 @@ class Launcher {
     Grid grid;
   };
   MatmulShape matmul_shape(const MatmulParams& p, int32_t cells, const TileGeometry& tile) const;
-  Share share_tiles(int32_t items, int32_t cells, uint32_t warps) const;
-  RowShape one_row_shape(int32_t tiles, int32_t cells, const TileGeometry& tile, uint32_t cell_bytes,
-                         int32_t sides) const;
+  Share share_items(int32_t items, int32_t cells, double cell_cost, uint32_t warps) const;
+  RowShape one_row_shape(const OneRow& row) const;
   void tiled(const Input& in, const void* fragments, std::span<const Product> parts, void* swiglu,
              bool swiglu_fragments);
   void one_row(const Input& in, std::span<const Product> parts, void* swiglu);

@@ -5,10 +5,11 @@
 
 namespace reflex::cuda {
 
-inline constexpr int kMaxParts = 3;                ///< matrices of one input in one launch (q, k, v)
-inline constexpr int kMatvecThreads = 512;         ///< at most
-inline constexpr int kMinRing = 4, kMaxRing = 8;   ///< cells a warp of matvec has in shared memory, either
-inline constexpr uint32_t kMatvecUnitBytes = 320;  ///< of shared memory, at most, per 128 values of x
+inline constexpr int kMaxParts = 3;                   ///< matrices of one input in one launch (q, k, v)
+inline constexpr int kMatvecThreads = 512;            ///< at most
+inline constexpr int kMinRing = 4, kMaxRing = 8;      ///< cells a warp of matvec has in shared memory, either
+inline constexpr int kMinPlaces = 2, kMaxPlaces = 6;  ///< for two cells each, of a warp of matvec_two
+inline constexpr uint32_t kMatvecUnitBytes = 320;     ///< of shared memory, at most, per 128 values of x
 inline constexpr int kMatmulThreads = 256;
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kMaxSplits = 16;  ///< of a sequence, in attention for one row
@@ -92,7 +93,7 @@ struct MatvecParams {
   const float* norm_weight;  ///< (width) or null: x as it is
   float norm_eps;
   int32_t width, n_units, n_cells;
-  int32_t ring;               ///< kMinRing or kMaxRing
+  int32_t ring;               ///< kMinRing or kMaxRing; matvec_two: places
   int32_t split, split_log2;  ///< warps that share a tile's cells, a power of two
   int32_t n_workers;          ///< groups of so many warps in the grid; each takes every n_workers-th tile
   int32_t end_a;              ///< tiles below are of the first type

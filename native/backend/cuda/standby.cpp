@@ -21,8 +21,12 @@ using Kernels = std::vector<std::pair<const char*, std::string>>;
 void add_products(Kernels& all, GgmlType type) {
   const char* name = type_info(type).name;
   all.emplace_back("matmul", format("matmul_1_%s", name));
-  all.emplace_back("matvec", format("matvec_%s", name));
-  all.emplace_back("matvec", format("matvec_pair_%s", name));
+  for (const char* in_twos : {"", "two_"}) {
+    if (*in_twos && type_info(type).block_values != 256) continue;
+    const char* image = *in_twos ? "matvec_two" : "matvec";
+    all.emplace_back(image, format("matvec_%s%s", in_twos, name));
+    all.emplace_back(image, format("matvec_%spair_%s", in_twos, name));
+  }
   for (int rows : {2, 4, 8}) all.emplace_back("matmul", format("matmul_%d_%s", rows, name));
 }
 
@@ -50,7 +54,9 @@ Kernels standby_kernels(bool exact) {
   for (int hd : {128, 64}) all.emplace_back("attention_flash", format("attention_flash_%d", hd));
   for (GgmlType type : {GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K})
     add_products(all, type);
-#define REFLEX_PAIR(a, b) all.emplace_back("matvec", format("matvec_%s_%s", #a, #b));
+#define REFLEX_PAIR(a, b)                                             \
+  all.emplace_back("matvec_two", format("matvec_two_%s_%s", #a, #b)); \
+  all.emplace_back("matvec", format("matvec_%s_%s", #a, #b));
   REFLEX_TILED_PAIRS(REFLEX_PAIR)
 #undef REFLEX_PAIR
   for (int hd : {128, 64}) {

@@ -693,6 +693,9 @@ struct Tile<GgmlType::IQ4_XS> : TileOf256 {
 #define REFLEX_TILED(M) \
   M(F16) M(BF16) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q8_0) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_NL) M(IQ4_XS) M(MXFP4)
 
+/// Those in super-blocks of 256.
+#define REFLEX_TILED_256(M) M(Q4_K) M(Q5_K) M(Q6_K) M(IQ4_XS)
+
 /// The pairs of types that q and k, and v, have in common mixes, first the type of q: one launch for all.
 #define REFLEX_TILED_PAIRS(M) M(Q4_K, Q6_K) M(Q5_K, Q6_K) M(Q4_K, Q5_K)
 

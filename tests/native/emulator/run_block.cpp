@@ -137,20 +137,25 @@ void report(const std::string& text) {
   std::abort();  // nobody resumes it
 }
 
-// ---- an mbarrier, in the 64 bits that a kernel has for it: mark, phase, arrivals still expected ---------
+// ---- an mbarrier, in the 64 bits that a kernel has for it: mark, bytes still expected, whether its one
+// arrival
+// ---- is, phase
 
-constexpr uint64_t kBarrierMark = 0x5A5Aull << 48, kBarrierMask = 0xFFFFull << 48;
+constexpr uint64_t kBarrierMark = 0x5A5Aull << 48, kBarrierMask = 0xFFFFull << 48, kArrival = 2;
+constexpr int kBytesAt = 16;
 
 uint64_t& barrier_at(uint64_t* barrier, const char* doing) {
   if ((*barrier & kBarrierMask) != kBarrierMark) fail("%s: a barrier that nothing has initialised", doing);
   return *barrier;
 }
 uint32_t phase_of(uint64_t b) { return b & 1; }
+uint32_t bytes_of(uint64_t b) { return static_cast<uint32_t>((b & ~kBarrierMask) >> kBytesAt); }
 
-/// The bytes are there, so the phase ends: every one of these barriers counts one arrival and its bytes.
+/// The bytes are there; with the last of those that its arrival said the phase ends.
 void land(const BulkCopy& c) {
   std::memcpy(c.to, c.from, c.bytes);
-  *c.barrier = kBarrierMark | ((*c.barrier & 1) ^ 1) | 2;
+  *c.barrier -= static_cast<uint64_t>(c.bytes) << kBytesAt;
+  if (bytes_of(*c.barrier) == 0) *c.barrier = kBarrierMark | ((*c.barrier & 1) ^ 1) | kArrival;
 }
 
 // ---- scheduling ------------------------------------------------------------------------------------------
@@ -462,15 +467,28 @@ void copy_wait(int pending) {
   t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<ptrdiff_t>(n));
 }
 
-void barrier_init(uint64_t* barrier) { *barrier = kBarrierMark | 2; }
+void barrier_init(uint64_t* barrier) { *barrier = kBarrierMark | kArrival; }
+
+void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  uint64_t& b = barrier_at(barrier, "a bulk copy");
+  if (!(b & kArrival)) fail("a bulk copy for a barrier that still waits for the one before");
+  b = (b & ~kArrival) | static_cast<uint64_t>(bytes) << kBytesAt;
+}
 
 void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  barrier_expect(barrier, bytes);
+  copy_bulk_expected(to, from, bytes, barrier);
+}
+
+void copy_bulk_expected(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   if (bytes == 0 || bytes % kQuad || reinterpret_cast<uintptr_t>(to) % kQuad ||
       reinterpret_cast<uintptr_t>(from) % kQuad)
     fail("a bulk copy of %u bytes from %p to %p: not in units of 16", bytes, from, to);
-  uint64_t& b = barrier_at(barrier, "a bulk copy");
-  if (!(b & 2)) fail("a bulk copy for a barrier that still waits for the one before");
-  b &= ~2ull;  // the one arrival has come, the bytes have not
+  uint32_t under_way = bytes;
+  for (const BulkCopy& c : bulk_copies)
+    if (c.barrier == barrier) under_way += c.bytes;
+  const uint64_t b = barrier_at(barrier, "a bulk copy");
+  if (b & kArrival || under_way > bytes_of(b)) fail("a bulk copy of more bytes than its barrier expects");
   const BulkCopy copy{to, from, bytes, barrier};
   if (settings().early)
     land(copy);
@@ -480,12 +498,15 @@ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
 
 void barrier_wait(uint64_t* barrier, uint32_t parity) {
   if (phase_of(barrier_at(barrier, "waiting for a bulk copy")) != parity) return;
-  const auto it = std::find_if(bulk_copies.begin(), bulk_copies.end(),
-                               [&](const BulkCopy& c) { return c.barrier == barrier; });
-  if (it != bulk_copies.end()) {
-    const BulkCopy copy = *it;
-    bulk_copies.erase(it);
-    return land(copy);
+  for (size_t i = 0; i < bulk_copies.size();) {
+    if (bulk_copies[i].barrier != barrier) {
+      ++i;
+      continue;
+    }
+    const BulkCopy copy = bulk_copies[i];
+    bulk_copies.erase(bulk_copies.begin() + static_cast<ptrdiff_t>(i));
+    land(copy);
+    if (phase_of(*barrier) != parity) return;
   }
   threads[current].bulk = barrier;
   threads[current].parity = parity;

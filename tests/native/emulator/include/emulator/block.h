@@ -43,6 +43,8 @@ void copy_commit();
 void copy_wait(int pending);
 void barrier_init(uint64_t* barrier);
 void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier);
+void barrier_expect(uint64_t* barrier, uint32_t bytes);
+void copy_bulk_expected(void* to, const void* from, uint32_t bytes, uint64_t* barrier);
 void barrier_wait(uint64_t* barrier, uint32_t parity);
 
 /// The block's dynamic shared memory.

@@ -143,6 +143,10 @@ inline void barrier_inits_done() {}
 inline void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   emulator::copy_bulk(to, from, bytes, barrier);
 }
+inline void barrier_expect(uint64_t* barrier, uint32_t bytes) { emulator::barrier_expect(barrier, bytes); }
+inline void copy_bulk_expected(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  emulator::copy_bulk_expected(to, from, bytes, barrier);
+}
 inline void barrier_wait(uint64_t* barrier, uint32_t parity) { emulator::barrier_wait(barrier, parity); }
 inline void named_barrier(int id, int threads) { emulator::named_barrier(id, threads); }
 
