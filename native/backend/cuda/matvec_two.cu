@@ -83,6 +83,7 @@ struct Stream {
           copy_wait<1>();
           break;
         default:
+          static_assert(kMaxPlaces == 4);
           copy_wait<2>();
       }
     }

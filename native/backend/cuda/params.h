@@ -8,7 +8,7 @@ namespace reflex::cuda {
 inline constexpr int kMaxParts = 3;                   ///< matrices of one input in one launch (q, k, v)
 inline constexpr int kMatvecThreads = 512;            ///< at most
 inline constexpr int kMinRing = 4, kMaxRing = 8;      ///< cells a warp of matvec has in shared memory, either
-inline constexpr int kMinPlaces = 2, kMaxPlaces = 6;  ///< for two cells each, of a warp of matvec_two
+inline constexpr int kMinPlaces = 2, kMaxPlaces = 4;  ///< for two cells each, of a warp of matvec_two
 inline constexpr uint32_t kMatvecUnitBytes = 320;     ///< of shared memory, at most, per 128 values of x
 inline constexpr int kMatmulThreads = 256;
 inline constexpr int kMaxHeadDim = 512;
