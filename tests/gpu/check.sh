@@ -131,7 +131,7 @@ run_native() { # 60
   grep -v '^ok' "$LOGS/native.log" | tail -15
   return "$rc"
 }
-run_pytest() { # 120
+run_pytest() { # 180
   (cd "$STAGE" && REFLEX_LAUNCHER=$REFLEX PYTHONPATH=$STAGED timeout "$1" python3 -m pytest -q -c pytest.ini \
     -p no:cacheprovider --rootdir . tests/gpu -rA) >"$LOGS/pytest.log" 2>&1
   local rc=$?

@@ -59,26 +59,30 @@ def served(path: str, requests: list[dict[str, object]], device: str = "cpu") ->
     return finals
 
 
-def assert_equals_a_fresh_process(name: str, device: str) -> None:
-    """Requests after long ones, served by one process, against the same in a process of their own."""
+Requests = list[dict[str, object]]
+
+
+def requests_of(name: str) -> tuple[Requests, Requests]:
+    """Short ones and long ones."""
     ref = load(name)
     candidates = [[5], [5, 9, 11], [5, 9, 12, 13], [7] * 40]
-    long_ones: list[dict[str, object]] = [
-        {"id": "0", "prompt_token_ids": ref.ids, "max_tokens": 8, "ignore_eos": True},
-        {"id": "1", "prompt_token_ids": ref.ids[:200], "candidate_token_ids": candidates},
-    ]
-    short_ones: list[dict[str, object]] = [
+    short_ones: Requests = [
         {"id": "a", "prompt_token_ids": ref.ids[9:30], "max_tokens": 8, "ignore_eos": True, "logprobs": 3},
         {"id": "b", "prompt_token_ids": ref.ids[9:30], "candidate_token_ids": candidates},
         {"id": "c", "prompt_token_ids": ref.ids[3:4], "max_tokens": 3, "ignore_eos": True, "logprobs": 3},
     ]
-    path = str(fixture_path(name))
-    assert served(path, long_ones + short_ones, device)[2:] == served(path, short_ones, device)
+    long_ones: Requests = [
+        {"id": "0", "prompt_token_ids": ref.ids, "max_tokens": 8, "ignore_eos": True},
+        {"id": "1", "prompt_token_ids": ref.ids[:200], "candidate_token_ids": candidates},
+    ]
+    return short_ones, long_ones
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_request_after_a_long_one_equals_that_of_a_fresh_process(name):
-    assert_equals_a_fresh_process(name, "cpu")
+    short_ones, long_ones = requests_of(name)
+    path = str(fixture_path(name))
+    assert served(path, long_ones + short_ones)[2:] == served(path, short_ones)
 
 
 @pytest.mark.parametrize("prompt_length", [1, SMALL_CHUNK, 20])
