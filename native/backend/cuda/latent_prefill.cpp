@@ -91,9 +91,10 @@ bool LatentPrefill::takes(const LatentAttention& op, const LatentMemory& m) cons
   const int32_t heads = heads_per_go(op, m.n_slots);
   if (heads == 0) return false;
   if (form_ == LatentForm::decompressed) return true;
+  // Heads that take turns for want of memory may leave multiprocessors idle; the other form never does.
   const auto blocks = static_cast<double>(heads * ceil_div(m.n_q_rows, kFlashRows));
-  return m.n_q_rows >= kFewestRows &&
-         pays(op, m.n_q_rows, m.n_slots, std::min(1.0, blocks / device_.sm_count()));
+  const double busy = heads < op.n_heads ? std::min(1.0, blocks / device_.sm_count()) : 1.0;
+  return m.n_q_rows >= kFewestRows && pays(op, m.n_q_rows, m.n_slots, busy);
 }
 
 void LatentPrefill::run(Launcher& launcher, const LatentAttention& op, const LatentMemory& m) const {
