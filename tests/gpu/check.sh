@@ -7,9 +7,9 @@
 #
 # Blocks run in the order of --list, what no run has settled yet before what earlier runs have. Each has a time
 # limit of its own and fails for itself; all of them have $REFLEX_GPU_BUDGET_S (570) seconds, the build not
-# counted, and a block for which none are left says so. $REFLEX_GPU_RUNS: cold starts of each command in turn (6, on few
-# cores 5; figures to publish take 10, in a call of their own: --only commands,cores). quick: no sanitizers, no model
-# of more than a gigabyte.
+# counted, and a block for which none are left says so. $REFLEX_GPU_RUNS: cold starts of each command in turn (6, on
+# few cores 5; figures to publish take 10, in a call of their own: --only commands,cores). $REFLEX_GPU_VARIANTS=1:
+# load and turns compare more ways to read. quick: no sanitizers, no model of more than a gigabyte.
 #
 # With REFLEX_GPU_PREBUILT=1 nothing is built: REFLEX_GPU_BUILD holds cuda_tests, cuda_bench, fcold, reflex
 # (the launcher) and the Python modules (_native, _testing, _boot) of python3, built elsewhere by the lines below.
@@ -22,7 +22,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 2
 BUILD=${REFLEX_GPU_BUILD:-build/gpu} LOGS=${REFLEX_GPU_LOGS:-build/gpu-logs}
 DATA=${REFLEX_GPU_DATA:-build/gpu-data} PREBUILT=${REFLEX_GPU_PREBUILT:-}
-SHARED=${REFLEX_SHARED:-} BUDGET=${REFLEX_GPU_BUDGET_S:-570} RUNS=${REFLEX_GPU_RUNS:-}
+SHARED=${REFLEX_SHARED:-} BUDGET=${REFLEX_GPU_BUDGET_S:-570} RUNS=${REFLEX_GPU_RUNS:-} VARIANTS=${REFLEX_GPU_VARIANTS:-}
 BLOCKS="native pytest latent load warm hybrids families sanitize_models turns exit cold8b lazydisk commands cores sanitize"
 QUICK='' ONLY='' SKIP=''
 while [ $# -gt 0 ]; do
@@ -143,7 +143,8 @@ run_load() { # 120
   local rc=0 m f
   for m in $(models_of load); do
     f=$(model "$m") || { rc=1; continue; }
-    timeout $(($1 / 2)) python3 tests/gpu/experiments.py load --reflex "$REFLEX" --bench "$BUILD/cuda_bench" "$f" || rc=1
+    timeout $(($1 / 2)) python3 tests/gpu/experiments.py load ${VARIANTS:+--variants} --reflex "$REFLEX" \
+      --bench "$BUILD/cuda_bench" "$f" || rc=1
   done
   return "$rc"
 }
@@ -191,9 +192,9 @@ run_sanitize_models() { # 180: every family's fixture under each tool, and a fau
   done
   return "$rc"
 }
-run_turns() { # 60
+run_turns() { # 100
   local f
-  f=$(model 0.6b) && timeout "$1" python3 tests/gpu/experiments.py turns --reflex "$REFLEX" "$f"
+  f=$(model 0.6b) && timeout "$1" python3 tests/gpu/experiments.py turns ${VARIANTS:+--read} --reflex "$REFLEX" "$f"
 }
 run_exit() { # 75
   local f
