@@ -61,7 +61,7 @@ void walk_places(StringWalk& w, const std::byte* end, uint64_t count, uint64_t a
   uint64_t steps = 0;
   while (a < stop[0] && b < stop[1] && c < stop[2] && d < stop[3]) {
     const std::byte *a1 = a, *b1 = b, *c1 = c, *d1 = d;
-    if (!(pass(a1, end) & pass(b1, end) & pass(c1, end) & pass(d1, end))) [[unlikely]]
+    if (!pass(a1, end) || !pass(b1, end) || !pass(c1, end) || !pass(d1, end)) [[unlikely]]
       break;
     a = a1, b = b1, c = c1, d = d1;
     ++steps;
