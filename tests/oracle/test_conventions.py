@@ -482,7 +482,9 @@ CONSTANTS = [
 ]
 # Lines whose tests are elsewhere, or below by themselves.
 ELSEWHERE = {
-    "LoRA": "adapters",
+    # No adapter is loaded: a `load` line that names one is refused (tests/worker/test_core.py), and so is an
+    # adapter's file in a model's place (test_refusals.py).
+    "LoRA": "test_an_adapter_is_no_model",
     "Tokenizer": "test_what_composes_and_what_does_not_have_different_ids",
     "Quantised files": "test_default_mixes_of_types_are_those_of_the_fixtures; tests/quant",
 }
