@@ -178,7 +178,7 @@ run_latent() { # 75: both forms of latent attention in turn, rows of a pass and 
 }
 # shellcheck disable=SC2046
 run_families() { each_warm "$1" $(models_of families); } # 75
-run_sanitize_models() { # 180: every family's fixture under each tool, and a fault that each tool must find
+run_sanitize_models() { # 270: every family's fixture under each tool, and a fault that each tool must find
   local rc=0 tool
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not found"; return 1; }
   for tool in memcheck initcheck racecheck; do
@@ -233,7 +233,7 @@ run_cores() { # 110
   done
   return "$rc"
 }
-run_sanitize() { # 150: the smallest passes that reach each sort of kernel
+run_sanitize() { # 240: the smallest passes that reach each sort of kernel
   local rc=0 tool
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not found"; return 1; }
   for tool in memcheck racecheck initcheck; do

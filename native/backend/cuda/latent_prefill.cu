@@ -234,6 +234,29 @@ struct LatentFlash : Walk<DK, DV> {
     copy_commit();
   }
 
+  /// Values of slots base ..: V of them, zeros. Those from `end` on repeat the last.
+  static __device__ __forceinline__ void fetch_values(const DecompressParams& p, Shared& s,
+                                                      const __half* values, int base, int end) {
+    if (p.v_head_dim % 8 == 0) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < kSlots * (DV / 8); i += flash::kThreads) {
+        const int slot = i / (DV / 8), d = i % (DV / 8) * 8;
+        if (d < p.v_head_dim)
+          copy_quad(&s.v[slot][d], values + static_cast<size_t>(min(base + slot, end - 1)) * DV + d);
+        else
+          *reinterpret_cast<uint4*>(&s.v[slot][d]) = uint4{0, 0, 0, 0};
+      }
+    } else {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < kSlots * DV; i += flash::kThreads) {
+        const int slot = i / DV, d = i % DV;
+        s.v[slot][d] =
+            d < p.v_head_dim ? values[static_cast<size_t>(min(base + slot, end - 1)) * DV + d] : __half(0.0f);
+      }
+    }
+    copy_commit();
+  }
+
   static __device__ __forceinline__ void run(const LatentFlashParams& p) {
     REFLEX_DYNAMIC_SHARED(uint8_t, raw);
     auto& s = *reinterpret_cast<Shared*>(raw);
@@ -275,7 +298,7 @@ struct LatentFlash : Walk<DK, DV> {
       for (int i = 0; i < 4; ++i) o[n][i] = 0;
 
     for (int base = 0; base < end; base += kSlots) {
-      Base::fetch(s.v, values, base, end, DV);
+      fetch_values(p.from, s, values, base, end);
       copy_wait<1>();
       __syncthreads();
       float score[kTileN][4];

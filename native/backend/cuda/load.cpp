@@ -95,10 +95,6 @@ Loader::Loader(Device& device, LoadList list, const LoadOptions& options)
   // A crew that stood by is a worker's, which stays: it will want the head, so nothing waits for the first
   // pass to say so.
   wanted_ = crew_->stood_by();
-  // Reading costs a thread no more than copying from a mapping and, of small pages, less; and it needs no
-  // page table, which a worker's other threads use meanwhile (measured: docs/performance.md).
-  if (mode_ == LoadMode::ring && chooses(options.mode) && wanted_ && options.in_page_cache)
-    mode_ = LoadMode::read;
   slot_bytes_ = crew_->slot_bytes();
   groups_.resize(static_cast<size_t>(list_.n_groups));
   for (int g = 0; g < list_.on_demand_group; ++g)
