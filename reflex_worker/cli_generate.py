@@ -10,8 +10,7 @@ from .cli_model import (
     Progress,
     begin,
     checked_text,
-    open_engine,
-    phase_meter,
+    open_metered,
     with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
@@ -79,10 +78,7 @@ def main(name, argv):
     stops = [checked_text(s, "--stop") for s in values["stop"]]
     if "" in stops:
         raise UsageError("--stop: expected text, found an empty string")
-    meter = phase_meter(values)
-    engine = open_engine(path, values)
-    if meter:
-        meter.mark("model_load")
+    engine, meter = open_metered(path, values)
     progress = Progress(engine)
     generation = with_tokenizer(
         engine,

@@ -79,6 +79,15 @@ def open_engine(path, values):
     return engine
 
 
+def open_metered(path, values):
+    """The engine, and what --energy reads (None without it), which has the load behind it."""
+    meter = phase_meter(values)
+    engine = open_engine(path, values)
+    if meter:
+        meter.mark("model_load")
+    return engine, meter
+
+
 def phase_meter(values):
     """What --energy reads; None without it. Costs the milliseconds of opening NVML."""
     if not values["energy"]:

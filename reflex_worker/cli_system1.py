@@ -10,8 +10,7 @@ from .cli_model import (
     Progress,
     begin,
     checked_text,
-    open_engine,
-    phase_meter,
+    open_metered,
     with_tokenizer,
 )
 from .cli_output import phase_fields, result_line
@@ -53,10 +52,7 @@ def main(name, argv):
     if not values["candidate"]:
         raise UsageError(f"{name}: expected at least one --candidate")
     candidates = [checked_text(c, "--candidate") for c in values["candidate"]]
-    meter = phase_meter(values)
-    engine = open_engine(path, values)
-    if meter:
-        meter.mark("model_load")
+    engine, meter = open_metered(path, values)
     progress = Progress(engine)
     scoring = with_tokenizer(
         engine,

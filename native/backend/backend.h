@@ -491,6 +491,10 @@ class SlotTree {
 /// need one that is not there. Returns the rows of the chain, Pass::n_chain within the pass's rows.
 int32_t check_forks(const Pass& pass, int32_t length);
 
+/// What truncating to n slots must satisfy where a state has fixed parts, those after slot `length` - 1: n is
+/// 0 or the checkpoint (-1: none). Throws Error(kv_cache).
+void check_truncate(int32_t n, int32_t length, int32_t checkpoint);
+
 // ---- devices -------------------------------------------------------------------------
 
 /// How a token is drawn from a row of logits. Greedy when temperature is 0.

@@ -45,6 +45,14 @@ Visibility SlotTree::extend(const Pass& pass) {
   return vis;
 }
 
+void check_truncate(int32_t n, int32_t length, int32_t checkpoint) {
+  if (n != 0 && n != checkpoint)
+    fail(ErrorKind::kv_cache,
+         "state: cannot go back to slot %d: the recurrent layers' memory is that after slot %d, and no "
+         "checkpoint is there",
+         n, length - 1);
+}
+
 int32_t check_forks(const Pass& pass, int32_t length) {
   const auto rows = static_cast<int32_t>(pass.tokens.size()), n_chain = std::clamp(pass.n_chain, 0, rows);
   if (pass.first_slot != length)

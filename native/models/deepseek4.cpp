@@ -209,21 +209,12 @@ ValueId experts_block(Builder& b, const V4& v, int32_t layer, ValueId x) {
   const Config& c = b.config();
   const Names t{layer};
   const MoeConfig& m = v.moe;
-  Moe op{};
-  op.in = x;
-  op.router = b.linear(x, b.matrix(t("ffn_gate_inp"), c.n_embd, m.n_experts));
-  op.gate = b.stack(t("ffn_gate_exps"), c.n_embd, m.n_ff, m.n_experts);
-  op.up = b.stack(t("ffn_up_exps"), c.n_embd, m.n_ff, m.n_experts);
-  op.down = b.stack(t("ffn_down_exps"), m.n_ff, c.n_embd, m.n_experts);
+  Moe op = bind_experts(b, m, layer, x);
   if (layer < v.n_hash_layers)
     op.of_token = b.indices(t("ffn_gate_tid2eid"), m.n_used, c.n_vocab);
   else
     op.bias = b.optional_vector(block_name(layer, "exp_probs_b.bias"), m.n_experts);
-  op.n_experts = m.n_experts;
-  op.n_used = m.n_used;
   op.gating = Moe::Gating::sqrt_softplus;
-  op.renormalise = m.renormalise;
-  op.scale = m.scale;
   op.limit = v.limit_experts[static_cast<size_t>(layer)];
   const ValueId routed = b.moe(op);
   if (m.n_ff_shared == 0) return routed;

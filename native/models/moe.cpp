@@ -69,9 +69,8 @@ MoeConfig read_moe(const Builder& b, const MoeTraits& traits) {
   return m;
 }
 
-ValueId moe_ffn(Builder& b, const MoeConfig& m, int32_t layer, ValueId x) {
-  const Config& c = b.config();
-  if (layer < m.n_leading_dense) return gated_ffn(b, layer, x, c.n_ff);
+Moe bind_experts(Builder& b, const MoeConfig& m, int32_t layer, ValueId x) {
+  const int32_t n_embd = b.config().n_embd;
   const auto t = [&](const char* name) { return block_name(layer, name); };
   if (const std::string fused = t("ffn_gate_up_exps.weight"); b.has(fused))
     fail(ErrorKind::unsupported_architecture,
@@ -79,20 +78,28 @@ ValueId moe_ffn(Builder& b, const MoeConfig& m, int32_t layer, ValueId x) {
          t("ffn_gate_exps.weight").c_str(), t("ffn_up_exps.weight").c_str());
   Moe op{};
   op.in = x;
-  op.router = b.linear(x, b.matrix(t("ffn_gate_inp.weight"), c.n_embd, m.n_experts));
-  op.gate = b.stack(t("ffn_gate_exps.weight"), c.n_embd, m.n_ff, m.n_experts);
-  op.up = b.stack(t("ffn_up_exps.weight"), c.n_embd, m.n_ff, m.n_experts);
-  op.down = b.stack(t("ffn_down_exps.weight"), m.n_ff, c.n_embd, m.n_experts);
-  op.bias = b.optional_vector(t("exp_probs_b.bias"), m.n_experts);
+  op.router = b.linear(x, b.matrix(t("ffn_gate_inp.weight"), n_embd, m.n_experts));
+  op.gate = b.stack(t("ffn_gate_exps.weight"), n_embd, m.n_ff, m.n_experts);
+  op.up = b.stack(t("ffn_up_exps.weight"), n_embd, m.n_ff, m.n_experts);
+  op.down = b.stack(t("ffn_down_exps.weight"), m.n_ff, n_embd, m.n_experts);
   op.n_experts = m.n_experts;
   op.n_used = m.n_used;
-  op.n_groups = m.n_groups;
-  op.n_groups_used = m.n_groups_used;
   op.gating = m.gating;
-  // A group of DeepSeek-V3 scores its two best biased sigmoids, one of V2 its best softmax.
-  op.group_score = m.gating == Moe::Gating::sigmoid ? Moe::GroupScore::best_two : Moe::GroupScore::maximum;
   op.renormalise = m.renormalise;
   op.scale = m.scale;
+  return op;
+}
+
+ValueId moe_ffn(Builder& b, const MoeConfig& m, int32_t layer, ValueId x) {
+  const Config& c = b.config();
+  if (layer < m.n_leading_dense) return gated_ffn(b, layer, x, c.n_ff);
+  const auto t = [&](const char* name) { return block_name(layer, name); };
+  Moe op = bind_experts(b, m, layer, x);
+  op.bias = b.optional_vector(t("exp_probs_b.bias"), m.n_experts);
+  op.n_groups = m.n_groups;
+  op.n_groups_used = m.n_groups_used;
+  // A group of DeepSeek-V3 scores its two best biased sigmoids, one of V2 its best softmax.
+  op.group_score = m.gating == Moe::Gating::sigmoid ? Moe::GroupScore::best_two : Moe::GroupScore::maximum;
   const ValueId routed = b.moe(op);
   if (m.n_ff_shared == 0) return routed;
   ValueId shared = gated_ffn(b, layer, x, m.n_ff_shared, "_shexp");

@@ -33,6 +33,10 @@ struct MoeConfig {
 /// Error(gguf) names the key, what was expected and what was found.
 MoeConfig read_moe(const Builder& b, const MoeTraits& traits);
 
+/// The experts of a layer, of the normed x: router, stacks and how many are chosen; bias, groups and limits
+/// are the caller's.
+Moe bind_experts(Builder& b, const MoeConfig& moe, int32_t layer, ValueId x);
+
 /// The layer's feed-forward part, of the normed x: dense in the leading layers, else experts.
 ValueId moe_ffn(Builder& b, const MoeConfig& moe, int32_t layer, ValueId x);
 

@@ -44,11 +44,7 @@ void CpuState::ensure_slots(int32_t n) {
 
 void CpuState::truncate(int32_t n) {
   if (has_fixed_ && n < fixed_length_) {
-    if (n != 0 && n != checkpoint_)
-      fail(ErrorKind::kv_cache,
-           "state: cannot go back to slot %d: the recurrent layers' memory is that after slot %d, and no "
-           "checkpoint is there",
-           n, fixed_length_ - 1);
+    check_truncate(n, fixed_length_, checkpoint_);
     for (Buffer& b : buffers_) {
       if (b.fixed_bytes == 0) continue;
       if (n == 0)

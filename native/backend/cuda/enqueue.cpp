@@ -103,28 +103,11 @@ void CudaProgram::step(const MatmulStep& s) {
 }
 
 HeadItem CudaProgram::head_item(const HeadSpec& spec, int32_t head_dim) const {
-  HeadItem item{};
-  item.x = value(spec.in);
-  item.norm_weight = residence_.vector(spec.norm.weight);
-  item.eps = spec.norm.eps;
-  item.n_heads = spec.n_heads;
-  item.head_dim = head_dim;
-  item.n_rows = rows_of(spec.in);
-  item.on_outputs = steps_.values[static_cast<size_t>(spec.in)].rows == Rows::outputs;
-  if (spec.rope == kNone) return item;
-  const RopeSpec& rope = plan_.ropes[static_cast<size_t>(spec.rope)];
-  item.rotation = rotations_[static_cast<size_t>(spec.rope)].at<float>();
-  item.n_rot = rope.n_rot;
-  item.adjacent = rope.pairing == RopeSpec::Pairing::adjacent;
-  return item;
+  return heads_of<HeadItem>(spec, head_dim);
 }
 
 void CudaProgram::launch_heads(const HeadsParams& p) {
-  uint32_t heads = 0, rows = 0;
-  for (int i = 0; i < p.n_items; ++i) {
-    heads += static_cast<uint32_t>(p.item[i].n_heads);
-    rows = std::max(rows, static_cast<uint32_t>(p.item[i].n_rows));
-  }
+  const auto [heads, rows] = extent_of(p);
   if (rows) launcher_->launch("rope", "heads", {rows, (heads + 3) / 4}, 128, 0, p);
 }
 

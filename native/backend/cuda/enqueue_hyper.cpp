@@ -16,30 +16,14 @@ uint32_t blocks_of(size_t n, size_t each) { return static_cast<uint32_t>((n + ea
 // ---- heads -----------------------------------------------------------------------------------
 
 TurnItem CudaProgram::turn_item(const TurnSpec& spec) const {
-  TurnItem item{};
-  item.x = value(spec.in);
-  item.norm_weight = residence_.vector(spec.norm.weight);
+  auto item = heads_of<TurnItem>(spec, width_of(spec.in) / spec.n_heads);
   item.normed = spec.normed;
-  item.eps = spec.norm.eps;
-  item.n_heads = spec.n_heads;
-  item.head_dim = width_of(spec.in) / spec.n_heads;
-  item.n_rows = rows_of(spec.in);
-  item.on_outputs = steps_.values[static_cast<size_t>(spec.in)].rows == Rows::outputs;
   item.inverse = spec.inverse;
-  if (spec.rope == kNone) return item;
-  const RopeSpec& rope = plan_.ropes[static_cast<size_t>(spec.rope)];
-  item.rotation = rotations_[static_cast<size_t>(spec.rope)].at<float>();
-  item.n_rot = rope.n_rot;
-  item.adjacent = rope.pairing == RopeSpec::Pairing::adjacent;
   return item;
 }
 
 void CudaProgram::launch_turns(const TurnParams& p) {
-  uint32_t heads = 0, rows = 0;
-  for (int i = 0; i < p.n_items; ++i) {
-    heads += static_cast<uint32_t>(p.item[i].n_heads);
-    rows = std::max(rows, static_cast<uint32_t>(p.item[i].n_rows));
-  }
+  const auto [heads, rows] = extent_of(p);
   if (rows)
     launcher_->launch("hyper", "turn_heads", {rows, blocks_of(heads, kTurnWarps)}, kTurnWarps * 32, 0, p);
 }

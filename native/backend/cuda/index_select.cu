@@ -1,6 +1,9 @@
 // Which slots a row's attention reads: the top_k best of its candidates' scores, or all where there are no
 // more; ties go to the earlier slot; ascending, then -1. A block per row finds the score that the last of the
 // chosen has, digit after digit from the top, and writes what is better and the first of what is equal.
+// (block_index.cu chooses by the same digits, but among a hundredth as many scores: one histogram and one
+// thread's walk through it do there, where here a lane has counters of its own and a warp adds up; no step of
+// the two is alike.)
 #include "backend/cuda/index_params.h"
 #include "backend/cuda/seen.cuh"
 

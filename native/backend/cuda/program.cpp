@@ -46,11 +46,7 @@ CudaState::CudaState(Device& device, const Plan& plan, bool exact, int32_t n_ctx
 
 void CudaState::truncate(int32_t n) {
   if (has_fixed_ && n < fixed_length_) {
-    if (n != 0 && n != checkpoint_)
-      fail(ErrorKind::kv_cache,
-           "state: cannot go back to slot %d: the recurrent layers' memory is that after slot %d, and no "
-           "checkpoint is there",
-           n, fixed_length_ - 1);
+    check_truncate(n, fixed_length_, checkpoint_);
     if (fixed_) {
       device_.enter();
       const Driver& cu = device_.cu;

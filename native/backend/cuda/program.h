@@ -211,6 +211,34 @@ class CudaProgram final : public Program {
   }
   bool in_fragments(ValueId v) const;
   PassArrays arrays() const;
+  /// Of a HeadSpec or a TurnSpec, what an item of either kind is told alike.
+  template <class Item, class Spec>
+  Item heads_of(const Spec& spec, int32_t head_dim) const {
+    Item item{};
+    item.x = value(spec.in);
+    item.norm_weight = residence_.vector(spec.norm.weight);
+    item.eps = spec.norm.eps;
+    item.n_heads = spec.n_heads;
+    item.head_dim = head_dim;
+    item.n_rows = rows_of(spec.in);
+    item.on_outputs = steps_.values[static_cast<size_t>(spec.in)].rows == Rows::outputs;
+    if (spec.rope == kNone) return item;
+    const RopeSpec& rope = plan_.ropes[static_cast<size_t>(spec.rope)];
+    item.rotation = rotations_[static_cast<size_t>(spec.rope)].template at<float>();
+    item.n_rot = rope.n_rot;
+    item.adjacent = rope.pairing == RopeSpec::Pairing::adjacent;
+    return item;
+  }
+  /// Heads of all items, the most rows of one.
+  template <class Params>
+  static std::pair<uint32_t, uint32_t> extent_of(const Params& p) {
+    uint32_t heads = 0, rows = 0;
+    for (int i = 0; i < p.n_items; ++i) {
+      heads += static_cast<uint32_t>(p.item[i].n_heads);
+      rows = std::max(rows, static_cast<uint32_t>(p.item[i].n_rows));
+    }
+    return {heads, rows};
+  }
   HeadItem head_item(const HeadSpec& spec, int32_t head_dim) const;
   void launch_heads(const HeadsParams& p);
   AttentionParams attention_params(const AttentionStep& s) const;
