@@ -112,5 +112,5 @@ if(REFLEX_TESTS)
   target_link_libraries(cuda_tests PRIVATE reflex_cuda reflex_cpu)
   # cmake --build build --target cuda_bench: the backend against the card's roofs.
   add_executable(cuda_bench EXCLUDE_FROM_ALL tests/bench/cuda_bench.cpp)
-  target_link_libraries(cuda_bench PRIVATE reflex_models reflex_cuda)
+  target_link_libraries(cuda_bench PRIVATE reflex_models reflex_tokenizer reflex_cuda)
 endif()

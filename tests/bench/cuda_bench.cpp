@@ -5,7 +5,8 @@
 //   cuda_bench load FILE [LOAD_MODE [THREADS [REPEAT]]]
 //                                          a process whose device stands by (backend.h) to its first token,
 //                                          stage by stage, REPEAT times; LOAD_MODE "cold": nothing was made
-//                                          ready before, "read": pread from the page cache into the ring
+//                                          ready before, "tokenizer": one is built beside, as a worker does,
+//                                          "read": pread from the page cache into the ring
 //   cuda_bench warm FILE                   decode, prefill and system1 passes on a loaded model
 //   cuda_bench cached FILE BYTES           decode with that much room for experts on the card
 //   cuda_bench pass FILE ROWS TIMES [FORM [BEFORE]]
@@ -21,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,7 @@
 #include "boot/boot.h"
 #include "gguf/gguf.h"
 #include "models/models.h"
+#include "tokenizer/tokenizer.h"
 
 using namespace reflex;
 
@@ -36,11 +39,13 @@ namespace {
 
 constexpr int32_t kPrompt[] = {12522, 5193, 264, 882};
 constexpr int32_t kContext = 8192;
-// Between getting ready and the load: what a worker's idle second does to clocks is part of it.
-constexpr unsigned kIdleMicroseconds = 500'000;
+// Between getting ready and the load: what a worker's idle second (tests/gpu/resident.py) does to clocks is
+// part of it.
+constexpr unsigned kIdleMicroseconds = 1'000'000;
 
 struct Loaded {
   std::unique_ptr<gguf::File> file;
+  std::future<std::unique_ptr<Tokenizer>> tokenizer;  // of the file, where one was asked for
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Program> program;
   std::unique_ptr<State> state;
@@ -52,15 +57,17 @@ ProgramOptions options_of(const std::string& mode, const std::string& experts = 
                           uint64_t expert_bytes = 0) {
   ProgramOptions o;
   o.n_ctx = kContext;
-  o.load_mode = mode == "auto" || mode == "cold" ? "" : mode;
+  o.load_mode = mode == "auto" || mode == "cold" || mode == "tokenizer" ? "" : mode;
   o.experts = experts;
   o.expert_bytes = expert_bytes;
   return o;
 }
 
-Loaded load(const char* path, ProgramOptions o) {
+Loaded load(const char* path, ProgramOptions o, bool with_tokenizer = false) {
   Loaded l;
   l.file = gguf::File::open(path);
+  if (with_tokenizer)
+    l.tokenizer = std::async(std::launch::async, [&file = *l.file] { return Tokenizer::from_gguf(file); });
   Model model = build_model(*l.file);
   l.vocab = model.plan.n_vocab;
   l.parsed = now_ms();
@@ -191,7 +198,7 @@ void wait_for_a_model(const ProgramOptions& o, bool cold) {
   if (!cold) stand_by_cuda(0, o);
 }
 
-/// What a driver-ready worker does from its `load` line on, without Python and tokenizer. Every repeat takes
+/// What a driver-ready worker does from its `load` line on, without Python. Every repeat takes
 /// the threads that stand by anew.
 void load_to_first(const char* path, const std::string& mode, int threads, int repeat) {
   const bool cold = mode == "cold";
@@ -202,7 +209,7 @@ void load_to_first(const char* path, const std::string& mode, int threads, int r
     wait_for_a_model(o, cold);
     usleep(kIdleMicroseconds);
     const double t = now_ms();
-    Loaded l = load(path, o);
+    Loaded l = load(path, o, mode == "tokenizer");
     const size_t kernels = l.program->load_status().kernels;
     l.program->run(*l.state, prompt().pass(0, HeadMode::full));
     const double enqueued = now_ms();

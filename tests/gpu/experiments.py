@@ -7,7 +7,7 @@ usage: experiments.py load --reflex REFLEX [--bench CUDA_BENCH] [--runs N] [--va
 
 load: a driver-ready worker from its `load` line to the first token, stage by stage, as resident.py
 measures it (10 runs, of a large model 3), and the same in one process without Python (cuda_bench load);
---variants: with the mapping copied, with more connections to the card, with a request that comes later,
+--variants: by reading, with more connections to the card, with a request that comes later,
 with other numbers of threads. turns: system1 against generate, many runs in turn, and what the pairs
 differ by; --read: generate by `--load-mode read` against generate too. exit: from a process's last line
 to its wait status, and which piece of a context costs what. disk: from a cold page cache; --lazy: a
@@ -37,8 +37,8 @@ from resident import LINK_BYTES_PER_MS, LOAD_AT_MOST, PROMPT, Loads, percentile,
 ENDED = 124  # as timeout itself
 LATER_S = 0.004  # after the load line: while bytes come
 MORE_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "8"}
-BENCHES = (("auto", 8), ("ring", 8), ("cold", 8))
-MORE_BENCHES = (("auto", 10), ("auto", 12), ("auto", 16), ("ring", 12))
+BENCHES = (("auto", 8), ("tokenizer", 8), ("read", 8), ("cold", 8))
+MORE_BENCHES = (("auto", 10), ("auto", 12), ("auto", 16), ("read", 12))
 
 
 # ---- load ------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def load(o: argparse.Namespace) -> None:
     settings: dict[str, dict[str, Any]] = {"load and a request": {}}
     if o.variants:
         settings |= {
-            "the same by the mapping": {"options": ("--load-mode", "ring")},
+            "the same by reading": {"options": ("--load-mode", "read")},
             "the same, 8 connections": {"env": MORE_CONNECTIONS},
             "load, the request 4 ms later": {"later_s": LATER_S},
         }
