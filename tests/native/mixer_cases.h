@@ -16,17 +16,6 @@ struct Bounds {
   double exact = 1e-10, fast = 5e-5;
 };
 
-/// What heads of `dim` values may add to the exact bound on a card whose tensor cores truncate (the emulated
-/// one does not). A score is the sum of dim / 8 products of matrices in three terms each, and every one of
-/// these additions drops half a unit in the 24th place of the sum on average, always towards zero: a score s
-/// comes out as s (1 - b), b = 3 dim / 8 * 2^-24. What shrinks all scores alike softmax does not see; where
-/// they spread by `spread`, weights are off by b * spread, and so, as the values are independent, is their
-/// mean. Heads of 128 add 3e-11 at a spread of 2 and need no room; of 512, 5e-10.
-inline double truncated_heads(int32_t dim, double spread) {
-  const double b = 3.0 * dim / 8 * 0x1p-24;
-  return b * spread * b * spread;
-}
-
 class Cases {
  public:
   Cases(Backend& backend, Bounds bounds) : backend_(backend), bounds_(bounds) {}

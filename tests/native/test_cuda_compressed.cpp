@@ -95,10 +95,7 @@ TEST(cuda_compressed_heads_of_512_values) {
   s.experts = 0;
   s.matrix = GgmlType::Q8_0;
   s.groups = 4;
-  // Queries and keys of unit mean square times the model's 2 / sqrt(dim): scores spread by 2.
-  Bounds bounds;
-  bounds.exact += truncated_heads(s.dim, 2.0);
-  Cases c(gpu(), bounds);
+  Cases c = cases();
   for (const bool exact : {true, false})
     c.lengths(CompressedModel(s).plan, exact, {1, 33, 200}, "heads of 512");
   c.report("compressed, heads of 512");

@@ -8,7 +8,9 @@
 namespace reflex::cuda {
 
 /// acc (16, 8) += A (16, 8) B (8, 8). kTerms 1: operands rounded to TF32; 3: split in two, all but the
-/// product of the small parts summed. Cards before 8.0 multiply in f32.
+/// product of the small parts summed, and added to acc by an addition of their own: tensor cores drop what
+/// does not fit a sum's 24 bits, always towards zero, which over heads of 512 values was 1.7e-5 of a score.
+/// Cards before 8.0 multiply in f32.
 template <int kTerms>
 __device__ __forceinline__ void mma_f32(float (&acc)[4], const float (&a)[4], const float (&b)[2]) {
   static_assert(kTerms == 1 || kTerms == 3);
@@ -24,10 +26,15 @@ __device__ __forceinline__ void mma_f32(float (&acc)[4], const float (&a)[4], co
       for (int i = 0; i < 4; ++i) a_low[i] = tf32_of(a[i] - __uint_as_float(a_high[i]));
 #pragma unroll
       for (int i = 0; i < 2; ++i) b_low[i] = tf32_of(b[i] - __uint_as_float(b_high[i]));
-      mma_tf32(acc, a_low, b_high);
-      mma_tf32(acc, a_high, b_low);
+      float sum[4] = {};
+      mma_tf32(sum, a_low, b_high);
+      mma_tf32(sum, a_high, b_low);
+      mma_tf32(sum, a_high, b_high);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[i] += sum[i];
+    } else {
+      mma_tf32(acc, a_high, b_high);
     }
-    mma_tf32(acc, a_high, b_high);
   } else {
     const int lane = threadIdx.x % 32, row = lane / 4 * 4, column = lane % 4 * 8;
 #pragma unroll
