@@ -12,7 +12,8 @@
 # load and turns compare more ways to read. quick: no sanitizers, no model of more than a gigabyte.
 #
 # With REFLEX_GPU_PREBUILT=1 nothing is built: REFLEX_GPU_BUILD holds cuda_tests, cuda_bench, fcold, reflex
-# (the launcher) and the Python modules (_native, _testing, _boot) of python3, built elsewhere by the lines below.
+# (the launcher) and the Python modules (_native, _testing, _boot) of python3, built elsewhere by the lines below,
+# and REFLEX_GPU_COMMIT names the commit they were built of.
 #
 # Wants nvcc, cmake, ninja, python3 with numpy, msgspec, pytest, nanobind, and for the benchmarks the gguf package
 # and a folder with synth_gguf.py, fcold.cpp, cold.py and ggml-vocab-qwen2.gguf (REFLEX_SHARED; else

@@ -7,6 +7,7 @@ usage: table.py LOGS
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def block_rows(logs: Path) -> list[str]:
 def main() -> None:
     logs = Path(sys.argv[1])
     gpu = output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines()[0]
-    commit = output("git", "rev-parse", "--short", "HEAD")
+    commit = os.environ.get("REFLEX_GPU_COMMIT") or output("git", "rev-parse", "--short", "HEAD")
     print(f"\n{gpu}; {datetime.date.today()}; commit {commit}\n")
     for rows in (block_rows(logs), warm_rows(logs), rate_rows(logs), cold_rows(logs)):
         print("\n".join(rows), end="\n\n")
