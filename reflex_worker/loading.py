@@ -9,11 +9,16 @@ from __future__ import annotations
 import _thread
 import posix
 import select
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+
+# Between two looks at whether the worker has taken in what it read.
+_LOOK_S = 0.0002
 
 
 class Loader:
@@ -109,4 +114,7 @@ class Loader:
             poll.register(self.input_fd, select.POLLIN)
             if poll.poll(0):
                 return True
-        return self.taking_in or self.has_work()
+        # A load may end while the lines that came with it are still being read: until then nobody can say.
+        while self.taking_in:
+            time.sleep(_LOOK_S)
+        return self.has_work()

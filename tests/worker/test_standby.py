@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,19 @@ def test_only_a_load_that_a_line_asked_for_looks_out_for_requests(asked_for_by: 
     loader = Loader(lambda path, experts: Engine())
     loader.start("m.gguf", interruptible=asked_for_by == "a line")
     assert (result_of(loader).interrupt is not None) == (asked_for_by == "a line")
+
+
+@pytest.mark.parametrize("behind_it", [False, True], ids=["nothing", "a request"])
+def test_a_load_that_ends_before_the_lines_behind_it_are_read_waits_to_know_them(behind_it: bool):
+    """It began with its own line: whether a request came with it is known when all that was read is taken in."""
+    loader = Loader(lambda path, experts: Engine())
+    loader.taking_in = True
+    loader.start("m.gguf")
+    time.sleep(0.05)
+    assert not loader.take()[0]
+    loader.has_work = lambda: behind_it
+    loader.taking_in = False
+    assert (result_of(loader).interrupt is None) == behind_it
 
 
 def test_a_request_that_comes_during_the_hidden_step_ends_it(tmp_path):
