@@ -62,6 +62,7 @@ __device__ __forceinline__ void finish(const LatentAttentionParams& p, const Att
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, splits = gridDim.z;
   const size_t at = static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int size = latent_partial_stride(p.n_latent);
+  const int columns = splits > 1 ? size - kLatentPartialHead : p.n_latent;  // whole quads are merged
   float* out = p.latent_o + (static_cast<size_t>(blockIdx.y) * p.n_heads + first_head) * p.n_latent;
   float* partial = p.partial + at * splits * kLatentHeads * size;
   float* own = partial + static_cast<size_t>(blockIdx.z) * kLatentHeads * size;
@@ -76,7 +77,7 @@ __device__ __forceinline__ void finish(const LatentAttentionParams& p, const Att
 #pragma unroll
     for (int c = 0; c < 4; c += 2) {
       const int head = acc_row(c), column = 8 * (warp + i * kWarps) + acc_column(c);
-      if (column >= p.n_latent) continue;
+      if (column >= columns) continue;
       if (splits > 1) {
         if (any)
           *reinterpret_cast<float2*>(own + head * size + kLatentPartialHead + column) = {o[i][c],
