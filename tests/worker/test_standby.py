@@ -84,7 +84,7 @@ def test_only_a_load_that_a_line_asked_for_looks_out_for_requests(asked_for_by: 
 
 @pytest.mark.parametrize("behind_it", [False, True], ids=["nothing", "a request"])
 def test_a_load_that_ends_before_the_lines_behind_it_are_read_waits_to_know_them(behind_it: bool):
-    """It began with its own line: whether a request came with it is known when all that was read is taken in."""
+    """It began with its own line; whether a request came with it shows when all that was read is taken in."""
     loader = Loader(lambda path, experts: Engine())
     loader.taking_in = True
     loader.start("m.gguf")
