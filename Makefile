@@ -86,7 +86,7 @@ bench: $(VENV)/.installed ## warm and cold figures of the bundled model; BENCH_M
 	$(VENV)/bin/reflex bench $(or $(BENCH_MODEL),--demo) --cold 10
 
 FUZZ_SECONDS ?= 60
-fuzz: ## libFuzzer on the GGUF parser and the tokenizer (needs clang); FUZZ_SECONDS=60 each
+fuzz: ## libFuzzer on the GGUF parser, its walk over strings and the tokenizer (needs clang); FUZZ_SECONDS=60 each
 	tests/fuzz/run.sh $(FUZZ_SECONDS)
 
 sanitize: ## the native tests under AddressSanitizer and UBSan

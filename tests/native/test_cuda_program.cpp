@@ -338,6 +338,36 @@ TEST(cuda_one_row_takes_tiles_in_twos) {
   }
 }
 
+/// logits = W (A x + B x), A and B of any types.
+class TwoOfOneInput : public Model {
+ public:
+  TwoOfOneInput(GgmlType a, GgmlType b) : Model(kWidth, kVocab, 1, 1) {
+    const ValueId x = value(kWidth);
+    plan.ops.emplace_back(Embed{matrix("token_embd.weight", kWidth, kVocab, GgmlType::F32), x});
+    const ValueId h = norm(select(x), kWidth);
+    const ValueId first = linear(h, kOut, a), second = linear(h, kOut, b);
+    const ValueId sum = push(like(first, kOut), Add{first, second, kNone});
+    plan.ops.emplace_back(Head{sum, matrix("output.weight", kOut, kVocab, GgmlType::F32), kNone});
+  }
+  static constexpr int32_t kWidth = 256, kOut = 96, kVocab = 50;
+};
+
+// The second was written with the first added to it, which the same launch had not yet written.
+TEST(cuda_small_sums_of_two_products_of_one_input) {
+  NEED_GPU();
+  for (const auto& [a, b] : {std::pair{GgmlType::Q8_0, GgmlType::Q8_0}, {GgmlType::F32, GgmlType::Q4_K}}) {
+    const TwoOfOneInput model(a, b);
+    const std::unique_ptr<Program> program = compile(model.plan, false, 64, 256);
+    const std::unique_ptr<State> state = program->new_state();
+    reference::Evaluator evaluator(model.plan);
+    for (const auto& [slot, rows] : {std::pair{0, 1}, {1, 5}}) {
+      const Rowset r = Rowset::chain(slot, rows, TwoOfOneInput::kVocab, true);
+      program->run(*state, r.pass());
+      expect_below(worst_row(*program, evaluator.run(r.pass())), kFastNmse, format("%d rows", rows));
+    }
+  }
+}
+
 TEST(cuda_small_passes_of_every_kind) {  // what the sanitizers run: a kernel of each sort, few blocks
   NEED_GPU();
   for (Shape shape : {shapes()[1].shape, shapes()[4].shape}) {

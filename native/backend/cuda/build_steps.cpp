@@ -295,11 +295,11 @@ class StepBuilder {
       step.parts.push_back({l->weight, l->bias, l->out, kNone});
     }
     fuse_swiglu(step);
-    if (step.swiglu == kNone)
-      for (MatmulPart& part : step.parts) {
-        fuse_residual(part.out, part.residual);
-        stored_[index(part.out)] = true;
-      }
+    if (step.swiglu == kNone) {
+      // None adds what another part gives: the parts are written at once.
+      for (MatmulPart& part : step.parts) fuse_residual(part.out, part.residual);
+      for (const MatmulPart& part : step.parts) stored_[index(part.out)] = true;
+    }
     push(std::move(step));
   }
 
