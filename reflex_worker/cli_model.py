@@ -218,16 +218,26 @@ def take_prompt(positional, name):
     else:
         import sys
 
-        if sys.stdin is None or (not positional and sys.stdin.isatty()):
+        if sys.stdin is not None and not positional and sys.stdin.isatty():
             raise UsageError(f"{name}: expected a prompt (or '-' and text on stdin)")
         positional[:] = positional[1:]
-        try:
-            text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
-        except OSError as e:  # closed
-            raise UsageError(f"{name}: expected a prompt (or '-' and text on stdin): {e.strerror}") from None
+        text = read_stdin().decode("utf-8", "surrogateescape")
     if positional:
         raise UsageError(f"unexpected argument '{positional[0]}'")
     return checked_text(text, "PROMPT")
+
+
+def read_stdin():
+    """All of stdin, as a prompt. Not Python's own, which is none where it was closed."""
+    import posix
+
+    data = []
+    try:
+        while not data or data[-1]:
+            data.append(posix.read(0, 1 << 16))
+    except OSError as e:
+        raise OSError(e.errno, f"expected a prompt there, found: {e.strerror}", "stdin") from None
+    return b"".join(data)
 
 
 def checked_text(text, what):

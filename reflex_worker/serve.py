@@ -117,7 +117,7 @@ class ServeOptions:
 
 
 class OptionError(Exception):
-    """An option cannot work; `kind` is the protocol's error_kind."""
+    """An option, or what we were started with, cannot work; `kind` is the protocol's error_kind."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -139,6 +139,8 @@ def run_stdio(options: ServeOptions) -> int:
     channel = stdio_channel(in_fd, out_fd)
     worker, bell = _assemble(options, loader, "REFLEX_STDIO_READY", {})
     read = serve_stdio(worker, channel, bell)
+    if channel.failure is not None:
+        raise OptionError("io", f"stdout: {channel.failure.strerror}")
     return _status(worker) if read else EXIT_NOBODY_READS
 
 

@@ -28,6 +28,7 @@ class Channel:
         self.in_fd = in_fd
         self.out_fd = out_fd
         self.two_way = two_way
+        self.failure: OSError | None = None  # why nothing more can be written, where not for want of a reader
 
 
 class Bell:
@@ -144,7 +145,9 @@ class _Loop:
                     data = data[os.write(self.channel.out_fd, data) :]
                 except BlockingIOError:  # whoever we share it with has made it non-blocking
                     select.select([], [self.channel.out_fd], [])
-        except OSError:  # EPIPE, ECONNRESET: nobody reads any more
+        except OSError as e:
+            if not isinstance(e, ConnectionError):  # EPIPE, ECONNRESET: nobody reads any more
+                self.channel.failure = e
             self._lose()
 
     def look(self) -> None:

@@ -230,12 +230,18 @@ def test_files_in_place_of_pipes(tmp_path):
     assert len((tmp_path / "out").read_bytes().splitlines()) == 3
 
 
-def test_a_full_disk_ends_it():
+def test_a_full_disk_ends_it_with_a_line_that_says_so():
+    """It ended as if nobody had read stdout: status 1 and not a word."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            fake_argv("stdio"), input=b'{"prompt":"ab","max_tokens":1}\n', stdout=full, timeout=LIMIT
+            fake_argv("stdio"),
+            input=b'{"prompt":"ab","max_tokens":1}\n',
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=LIMIT,
         )
-    assert done.returncode == 1
+    assert done.returncode == 4
+    assert done.stderr.endswith(b"reflex: error [io]: stdout: No space left on device\n"), done.stderr
 
 
 # ---- while it runs -------------------------------------------------------------------------
