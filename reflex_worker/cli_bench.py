@@ -24,7 +24,13 @@ OPTIONS = [
         "S",
         help="between cold runs, so that one's teardown does not slow the next",
     ),
-    Option("--plot", str, None, "FILE", help="draw the cold start's timeline (needs matplotlib)"),
+    Option(
+        "--plot",
+        str,
+        None,
+        "FILE",
+        help="draw the cold start's timeline: .svg, .png or .pdf (needs matplotlib)",
+    ),
     Option("--floor", help="instead, once: a GPU's floor, all bytes of the file on the card and no more"),
     Option("--json", help="one JSON object per line"),
 ]
@@ -59,6 +65,8 @@ def main(name, argv):
 
     values, positional = parse(argv, OPTIONS, 1)
     path = take_model(values, positional, name)
+    if values["plot"] is not None and (values["cold"] is None or values["floor"]):
+        raise UsageError("--plot: expected --cold N, whose timeline it draws, found none")
     if values["floor"]:
         write(1, gpu_floor(path, values))
         return 0
@@ -195,7 +203,7 @@ def cold(path, values):
     import os
     import time
 
-    if values["plot"]:
+    if values["plot"] is not None:
         from .cli_plot import pyplot_for
 
         pyplot_for(values["plot"])  # what is missing is told before the runs, not after them
@@ -226,7 +234,7 @@ def cold(path, values):
         "ratio_to_floor": first["p50"] / floor["p50"],
     }
     yield result_line("REFLEX_BENCH_COLD_OK", final, values["json"])
-    if values["plot"]:
+    if values["plot"] is not None:
         from .cli_plot import plot
 
         middle = min(runs, key=lambda run: abs(run["spawn_to_first_token_ms"] - first["p50"]))

@@ -6,6 +6,7 @@ from .cli_args import UsageError
 
 # Lanes from top to bottom; what runs beside something else has a lane of its own.
 LANES = ("process", "tokenizer", "driver", "weights", "prompt")
+ENDINGS = (".svg", ".png", ".pdf")
 COLOURS = (
     "#4c78a8",
     "#f58518",
@@ -46,7 +47,9 @@ def spans(run):
 
 
 def pyplot_for(out):
-    """matplotlib, set to write such a file. UsageError where there is none."""
+    """matplotlib, set to write such a file. UsageError where it cannot; OSError: no such place."""
+    if not out.endswith(ENDINGS):
+        raise UsageError(f"--plot: expected a name that ends in {', '.join(ENDINGS)}, found '{out}'")
     try:
         import matplotlib  # pyright: ignore[reportMissingImports]
 
@@ -56,6 +59,7 @@ def pyplot_for(out):
         raise UsageError(
             "--plot: expected matplotlib (pip install 'reflex-worker[plot]'), found none"
         ) from None
+    open(out, "ab").close()
     return pyplot
 
 

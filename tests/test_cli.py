@@ -377,6 +377,29 @@ def test_a_plot_without_matplotlib_is_refused_before_the_runs_and_not_after_them
         pytest.skip("matplotlib is here")
 
 
+@pytest.mark.parametrize(
+    "args, found",
+    [
+        (["--plot", "x.svg"], "expected --cold N"),
+        (["--cold", "1", "--floor", "--plot", "x.svg"], "expected --cold N"),
+        (
+            ["--cold", "1", "--plot", "x.foo"],
+            "ends in .svg, .png, .pdf, found 'x.foo'",
+        ),
+        (
+            ["--cold", "1", "--plot", "x"],
+            "ends in .svg, .png, .pdf, found 'x'",
+        ),
+        (["--cold", "1", "--plot", ""], "ends in .svg, .png, .pdf, found ''"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_runs(reflex, args, found):
+    """It was passed over, ended in a traceback, or went to x.png and was told as x."""
+    done = reflex("bench", "--demo", *args)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "[invalid_input]: --plot: " in done.stderr and found in done.stderr
+
+
 def test_smoke_and_doctor(reflex):
     assert reflex("smoke").stdout.startswith("REFLEX_SMOKE_OK ")
     facts = json.loads(reflex("doctor", "--json").stdout)
