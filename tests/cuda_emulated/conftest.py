@@ -1,8 +1,10 @@
-"""Where the emulated CUDA driver is."""
+"""Where the emulated CUDA driver is, and a process that has it."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,18 @@ def emulated_environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(folder.resolve()), os.environ.get("LD_LIBRARY_PATH")]))
     package = str(Path(reflex_worker.__file__).resolve().parent.parent)
     return {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONPATH": package}
+
+
+def run_python(env: dict[str, str], code: str, given: str = "") -> str:
+    """What the code prints in a process of its own, with `given` at its stdin."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=env,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,7 @@ from ..conftest import reflex_command
 from ..gpu.bounds import assert_fast
 from ..oracle.references import EXACT_MAX_DIFF, fixture_path, load
 from ..oracle.test_system1 import mixed_candidates, run
+from .conftest import run_python
 
 # One of each kind of layer: plain attention (F32 and quantised), mixtures, Gated DeltaNet, latent attention,
 # streams with n-grams and attention over chosen blocks.
@@ -75,17 +75,7 @@ def emulated(env: dict[str, str], case: Case, exact: bool, **settings: str) -> d
         "all": ref.ids[:ROWS],
         "rows": ref.rows_below(ROWS),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        input=json.dumps(ask),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**env, **settings},
-        cwd="/",
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = json.loads(run_python({**env, **settings}, CHILD, json.dumps(ask)))
     assert "emulated" in answer["device"], "this must not run on a card"
     return answer
 

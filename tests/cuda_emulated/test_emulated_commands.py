@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from ..conftest import reflex_command
+from .conftest import run_python
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -76,16 +76,7 @@ def emulated(emulated_environment: dict[str, str]) -> Run:
 
 
 def python(env: dict[str, str], code: str, **settings: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**env, **settings},
-        cwd="/",
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return run_python({**env, **settings}, code).splitlines()
 
 
 def test_smoke_tells_every_phase(emulated: Run) -> None:
