@@ -97,7 +97,8 @@ struct MatvecParams {
   int32_t split, split_log2;  ///< warps that share a tile's cells, a power of two
   int32_t n_workers;          ///< groups of so many warps in the grid; each takes every n_workers-th tile
   int32_t end_a;              ///< tiles below are of the first type
-  int32_t first_b, begin_b, end_b;  ///< the second type's first part, end_a rounded down to n_workers, end
+  int32_t first_b, begin_b, end_b;  ///< the second type's first part, end_a rounded down to n_workers (matvec
+                                    ///< alone: matvec_two counts items), end
   Best* best;                       ///< (blocks) the best output of each, or null
 };
 
